@@ -7,7 +7,8 @@ through their weighted mean, their total weight and their scatter,
           (2 \pi \sigma^2)^{(1 - W) / 2}\, W^{-1/2} \exp(-\tfrac{s}{2 \sigma^2}),
           \qquad W = \sum w_i, \quad s = \sum w_i (y_i - \bar y)^2.
 
-Fewer rows, a better conditioned kernel matrix, and a sharper estimate of the noise.
+Fewer rows, a better conditioned kernel matrix, and a sharper estimate of the noise. Of t targets at
+each x, independent given their f, the product is over all, and s the sum of their scatters.
 """
 
 from collections.abc import Callable
@@ -28,12 +29,12 @@ class Data(TensorState):
     ----------
     X : Tensor of shape (n, d)
     y : Tensor of shape (n,) or (n, c)
-        Of merged replicates :math:`\bar y`; one column for each of c latent functions.
+        Of merged replicates :math:`\bar y`; one column for each of c latent functions or targets.
     weight : Tensor of shape (n,) or None
         Positive likelihood weights, W of merged replicates: a weight of 2 equals the observation
         given twice. None where all are 1.
     scatter : Tensor of shape (n,) or None
-        s of merged replicates; None where each stands alone.
+        s of merged replicates, summed over targets; None where each stands alone.
     offset : Tensor of shape (n, 1) or None
         Of the observations, for the likelihood: log-exposures of counts.
     """
@@ -51,6 +52,11 @@ class Data(TensorState):
     def total(self) -> float:
         """Number of observations, those of weight w counted w times."""
         return float(len(self) if self.weight is None else self.weight.sum())
+
+    @property
+    def n_targets(self) -> int:
+        """Columns of y; 1 of y (n,)."""
+        return 1 if self.y.ndim == 1 else self.y.shape[1]
 
     @property
     def exposure(self) -> float:
@@ -87,23 +93,25 @@ class Data(TensorState):
     def log_power(self, noise: Tensor) -> Tensor:
         r"""What the product above has beside :math:`N(\bar y; f, \sigma^2 / W)`, shape (n,), nats.
 
+        Summed over targets.
+
         Parameters
         ----------
         noise : Tensor of shape ()
             :math:`\sigma^2`; the result is differentiable in it.
         """
         if self.weight is None or self.scatter is None:
-            return torch.zeros_like(self.y)
+            return self.y.new_zeros(len(self))
         log_noise = (2 * torch.pi * noise).log()
-        powers = (1 - self.weight) * log_noise - self.weight.log() - self.scatter / noise
-        return 0.5 * powers
+        powers = (1 - self.weight) * log_noise - self.weight.log()  # of a target
+        return 0.5 * (self.n_targets * powers - self.scatter / noise)
 
     def pooled(self, z2: float, noise: float) -> float:
         """Mean squared standardised residual of all observations, given that of distinct inputs."""
         if self.scatter is None or self.weight is None or z2 == 1.0:
             return z2
         n_within = max(0.0, self.total - len(self))
-        within = float(self.scatter.sum()) / noise
+        within = float(self.scatter.sum()) / (self.n_targets * noise)
         return (len(self) * z2 + within) / (len(self) + n_within)
 
     def row_noise(self, noise: Tensor) -> Tensor:
@@ -127,12 +135,12 @@ def replicates(X: np.ndarray) -> np.ndarray:
 
 
 def n_observations(X: np.ndarray, y: np.ndarray) -> int:
-    """Number of independent observations among rows X (n, d) of targets y (n,).
+    """Number of independent observations among rows X (n, d) of targets y, (n,) or (n, t).
 
     Rows of equal input and target are copies of one: independent noise never ties, unless targets
     are discrete, which is where most come at several inputs, and several at one.
     """
-    n_values = len(np.unique(y))
+    n_values = len(np.unique(y, axis=None if y.ndim == 1 else 0))
     if n_values == len(y):
         return len(y)
     distinct = len(np.unique(replicates(np.column_stack([X, y]))))
@@ -155,7 +163,7 @@ def merge_replicates(
     Parameters
     ----------
     X : ndarray of shape (n, d)
-    y : ndarray of shape (n,)
+    y : ndarray of shape (n,) or (n, t)
     sample_weight : ndarray of shape (n,) or None
         Positive.
     device : torch.device
@@ -171,12 +179,15 @@ def merge_replicates(
         order[inverse] = np.arange(len(X))
         return Data(tensor(distinct), tensor(y[order]))
     weight = np.bincount(inverse, weights=sample_weight).astype(np.float64)
-    sums = np.bincount(inverse, weights=y if sample_weight is None else sample_weight * y)
-    y_mean = sums / weight
-    deviation = (y - y_mean[inverse]) ** 2
-    if sample_weight is not None:
-        deviation *= sample_weight
-    scatter = np.bincount(inverse, weights=deviation)
+
+    def summed(values):  # (n, ...) to (r, ...)
+        values = values if sample_weight is None else (sample_weight * values.T).T
+        if values.ndim == 1:
+            return np.bincount(inverse, weights=values)
+        return np.stack([np.bincount(inverse, weights=column) for column in values.T], axis=1)
+
+    y_mean = (summed(y).T / weight).T
+    scatter = summed((y - y_mean[inverse]) ** 2).reshape(len(weight), -1).sum(1)
     return Data(tensor(distinct), tensor(y_mean), tensor(weight), tensor(scatter))
 
 

@@ -19,6 +19,10 @@ estimator provides
                                       :math:`V[\varepsilon]`, a float in units of z^2
 ===================================== ==========================================================
 
+``_one_target`` is None of an estimator that takes several targets, y (n, t), whose likelihood is
+then Gaussian: they share a kernel and the noise, each in units of its own standard deviation. Means
+of the latent hooks are (n, t), variances and covariances those of one.
+
 The data of the first two are validated, of positive weight, standardised, and on the CPU; they may
 share the memory of X, so that a fit that keeps observations keeps a copy. The latent hooks take a
 float64 array X (n, d) that may be read-only, in the units of the user, and return float64 arrays,
@@ -75,7 +79,7 @@ from skgp.estimators._blocks import (
 from skgp.estimators._fitting import fit_context, fit_session, within_limits
 from skgp.estimators._functions import LatentFunction, check_gradients_asked
 from skgp.estimators._kernels import default_kernels, with_noise
-from skgp.estimators._predictive import is_constant
+from skgp.estimators._predictive import is_constant, of_targets, with_axes
 from skgp.estimators._validation import (
     check_counts,
     check_exposure,
@@ -101,11 +105,11 @@ class BaseGPRegressor(RegressorMixin, LatentFunction):
 
     Attributes
     ----------
-    y_mean_, y_scale_ : float
+    y_mean_, y_scale_ : float or ndarray of shape (t,)
         Standardisation of the target: :math:`\bar y` and :math:`s_y`, mean and standard deviation;
         of those that are no gross outliers where the noise has heavy tails; 0 and 1 without
         ``normalize_y``, and of counts.
-    noise_variance_ : float
+    noise_variance_ : float or ndarray of shape (t,)
         Variance of the observation noise, in squared units of y; infinite for Student-t noise of
         two degrees of freedom or fewer. Counts have none.
     interrupted_ : bool
@@ -118,8 +122,8 @@ class BaseGPRegressor(RegressorMixin, LatentFunction):
     }
 
     normalize_y: bool
-    y_mean_: float
-    y_scale_: float
+    y_mean_: Any
+    y_scale_: Any
 
     #: Whether the targets are counts, which have exposures.
     _counts = False
@@ -129,6 +133,21 @@ class BaseGPRegressor(RegressorMixin, LatentFunction):
     _has_heavy_tails = False
     #: Of the variance of f, where the kernel is not given.
     _signal_bounds = SIGNAL_BOUNDS
+
+    @property
+    def _one_target(self) -> str | None:
+        """Where a fit takes one target alone, as for `validate_training_data`; None if nowhere."""
+        return ""
+
+    @property
+    def _has_several(self) -> bool:
+        """Whether the fit was to several targets."""
+        return np.ndim(getattr(self, "y_scale_", 1.0)) > 0
+
+    def __sklearn_tags__(self):
+        tags = super().__sklearn_tags__()
+        tags.target_tags.multi_output = self._one_target is None
+        return tags
 
     @fit_context(prefer_skip_nested_validation=True)
     def fit(
@@ -144,8 +163,9 @@ class BaseGPRegressor(RegressorMixin, LatentFunction):
         ----------
         X : array-like of shape (n, d)
             In any units.
-        y : array-like of shape (n,)
-            Counts, for ``likelihood="poisson"``.
+        y : array-like of shape (n,) or (n, t)
+            Counts, for ``likelihood="poisson"``. The estimator says whether it takes several
+            targets.
         sample_weight : array-like of shape (n,), optional
             Likelihood weights: a weight of 2 equals the row given twice. Where the noise is
             learned only their ratios matter, and its variance is that at the mean weight.
@@ -198,15 +218,15 @@ class BaseGPRegressor(RegressorMixin, LatentFunction):
 
         Returns
         -------
-        mean : ndarray of shape (n,)
+        mean : ndarray of shape (n,) or (n, t)
             With Student-t noise of one degree of freedom or fewer, which has none, the median.
-        std : ndarray of shape (n,)
+        std : ndarray of shape (n,) or (n, t)
             Only when ``return_std`` is True. Infinite where noise has no variance.
-        covariance : ndarray of shape (n, n)
+        covariance : ndarray of shape (n, n) or (n, n, t)
             Only when ``return_cov`` is True. In squared units of y.
-        mean_grad : ndarray of shape (n, d)
+        mean_grad : ndarray of shape (n, d) or (n, t, d)
             Only when ``return_mean_grad`` is True. In units of y a unit of X.
-        std_grad : ndarray of shape (n, d)
+        std_grad : ndarray of shape (n, d) or (n, t, d)
             Only when ``return_std_grad`` is True. 0 where the standard deviation is.
 
         Raises
@@ -230,7 +250,7 @@ class BaseGPRegressor(RegressorMixin, LatentFunction):
             mean, covariance = self._predictive_covariance(
                 *self._latent_mean_and_covariance(X), **offset
             )
-            return self._to_y(mean), self.y_scale_**2 * covariance
+            return self._to_y(mean), of_targets(covariance, self.y_scale_**2)
         if return_mean_grad or return_std_grad:
             found = self._predictive_gradients(X, **offset)
             asked = True, return_std, return_mean_grad, return_std_grad
@@ -258,7 +278,7 @@ class BaseGPRegressor(RegressorMixin, LatentFunction):
 
         Returns
         -------
-        ndarray of shape (n, q), or (n,) for one number
+        ndarray of shape (n, q) or (n, t, q), without the last axis for one number
             One column a probability, in the units of y. Of counts, the least whole number that y
             exceeds with no more than the probability left.
 
@@ -270,7 +290,7 @@ class BaseGPRegressor(RegressorMixin, LatentFunction):
         X = self._validate_prediction(X)
         levels = checked_levels(quantiles)
         y = self._to_y(self._quantiles(X, np.atleast_1d(levels), **self._offset_at(exposure, X)))
-        return y[:, 0] if levels.ndim == 0 else y
+        return y[..., 0] if levels.ndim == 0 else y
 
     def predict_interval(
         self, X: ArrayLike, coverage: float = 0.95, exposure: ArrayLike | None = None
@@ -289,7 +309,7 @@ class BaseGPRegressor(RegressorMixin, LatentFunction):
 
         Returns
         -------
-        lower, upper : ndarray of shape (n,)
+        lower, upper : ndarray of shape (n,) or (n, t)
 
         Raises
         ------
@@ -297,8 +317,8 @@ class BaseGPRegressor(RegressorMixin, LatentFunction):
             If ``coverage`` leaves the open interval (0, 1).
         """
         found = self.predict_quantiles(X, ends_of(coverage), exposure)
-        lower, upper = (found if is_dask(X) else np.asarray(found)).T  # of a frame, too
-        return lower, upper
+        found = found if is_dask(X) else np.asarray(found)  # of a frame, too
+        return found[..., 0], found[..., 1]
 
     @over_rows
     @within_limits
@@ -321,7 +341,7 @@ class BaseGPRegressor(RegressorMixin, LatentFunction):
 
         Returns
         -------
-        ndarray of shape (n, n_samples)
+        ndarray of shape (n, n_samples) or (n, t, n_samples)
             One column a draw, observation noise included. Counts are whole numbers, in float64 as
             all else.
         """
@@ -344,22 +364,27 @@ class BaseGPRegressor(RegressorMixin, LatentFunction):
         Parameters
         ----------
         X : array-like of shape (n, d)
-        y : array-like of shape (n,)
+        y : array-like of shape (n,) or (n, t)
         exposure : float or array-like of shape (n,), optional
             Of counts; see `predict`.
 
         Returns
         -------
-        ndarray of shape (n,)
+        ndarray of shape (n,) or (n, t)
             In nats, for y in its own units; of counts the log-probability. Minus its mean is the
             "MNLP" of the literature.
 
         Raises
         ------
         ValueError
-            If y should hold counts and holds a negative or fractional number; names it.
+            If y should hold counts and holds a negative or fractional number; names it. If y has
+            other targets than those of the fit.
         """
-        X, y = self._validate_scored(X, y, y_numeric=True)
+        X, y = self._validate_scored(X, y, y_numeric=True, multi_output=self._has_several)
+        if y.shape[1:] != np.shape(self.y_scale_):
+            raise ValueError(
+                f"y must have the {len(self.y_scale_)} targets of the fit; got the shape {y.shape}."
+            )
         log_density = self._log_density(X, self._to_z(y), **self._offset_at(exposure, X))
         return log_density - np.log(self.y_scale_)
 
@@ -375,7 +400,7 @@ class BaseGPRegressor(RegressorMixin, LatentFunction):
         Parameters
         ----------
         X : array-like of shape (n, d)
-        y : array-like of shape (n,)
+        y : array-like of shape (n,) or (n, t)
         sample_weight : array-like of shape (n,), optional
         exposure : float or array-like of shape (n,), optional
             Of counts; see `predict`.
@@ -383,6 +408,7 @@ class BaseGPRegressor(RegressorMixin, LatentFunction):
         Returns
         -------
         float
+            The mean over targets.
         """
         mean = self.predict(X, exposure=exposure)
         return r2_score(*map(in_memory, (y, mean)), sample_weight=in_memory(sample_weight))
@@ -410,7 +436,7 @@ class BaseGPRegressor(RegressorMixin, LatentFunction):
                 self._learn_blocks(self._standardised(blocks, backend), session, backend)
                 return
             rows, target, weight = map(in_memory, given)
-            data = self._training_data(rows, target, weight, exposure)
+            data = self._training_data(rows, target, weight, exposure, stream=stream)
             self._learn(data, session, backend, stream=stream)
 
     def _standardised(self, blocks: Blocks, backend: Backend) -> MappedBlocks:
@@ -440,14 +466,18 @@ class BaseGPRegressor(RegressorMixin, LatentFunction):
         exposure: ArrayLike | None = None,
         *,
         reset: bool = True,
+        stream: bool = False,
     ) -> Data:
         """Observations of positive weight, in float64 on the CPU, y standardised.
 
-        ``reset=False`` (``partial_fit``) checks the columns of X against those seen before, and
-        standardises y as then.
+        Of a `stream` y has one target. ``reset=False`` (``partial_fit``) checks the columns of X
+        against those seen before, and standardises y as then.
         """
         n_rows, given = _num_samples(X), sample_weight
-        X, y = validate_training_data(self, X, y, reset=reset, y_numeric=True)
+        one_target = " by partial_fit" if stream or not reset else self._one_target
+        X, y = validate_training_data(
+            self, X, y, one_target=one_target, reset=reset, y_numeric=True
+        )
         X, y, sample_weight = keep_weighted_rows(X, self._checked_target(y), sample_weight)
         if reset:
             self._begin_fit(informed=len(y) > 1)
@@ -492,10 +522,10 @@ class BaseGPRegressor(RegressorMixin, LatentFunction):
         return white is None or not white.hyperparameter_noise_level.fixed
 
     def _checked_target(self, y: np.ndarray) -> np.ndarray:
-        """Return y (n,) as float64; a ValueError names what should be a count and is not."""
+        """Return y as contiguous float64; a ValueError names what should be a count and is not."""
         if self._counts:
             check_counts(y)
-        return y.astype(np.float64, copy=False)
+        return np.ascontiguousarray(y, dtype=np.float64)
 
     def _kernels(self, X: np.ndarray, sample_weight: np.ndarray | None) -> list[Kernel]:
         """Kernels to choose among, with noise: the one given, or the default ones."""
@@ -504,30 +534,39 @@ class BaseGPRegressor(RegressorMixin, LatentFunction):
         return [with_noise(self._given_kernel(X))]
 
     def _target(self, y: np.ndarray, sample_weight: np.ndarray | None) -> np.ndarray:
-        """Set ``y_mean_`` and ``y_scale_`` (weighted) and return ``z``, shape (n,).
+        """Set ``y_mean_`` and ``y_scale_`` (weighted) and return ``z``, of the shape of y.
 
         A constant y, up to rounding, is centred and not scaled.
         """
-        self.y_mean_, self.y_scale_ = 0.0, 1.0
+        mean: Any = np.zeros(y.shape[1:])
+        scale: Any = np.ones(y.shape[1:])
+        constant = False
         if self.normalize_y and self._is_additive:
-            self.y_mean_ = float(np.average(y, weights=sample_weight))
-            centred = y - self.y_mean_
-            scale = float(np.sqrt(np.average(centred**2, weights=sample_weight)))
-            if is_constant(scale, y):
-                return np.zeros_like(y)  # and not the rounding of their mean
-            if self._has_heavy_tails:
+            mean = np.average(y, axis=0, weights=sample_weight)
+            scale = np.sqrt(np.average((y - mean) ** 2, axis=0, weights=sample_weight))
+            constant = is_constant(scale, y)
+            if self._has_heavy_tails and not constant:
                 weight = None if sample_weight is None else to_tensor(sample_weight)
-                self.y_mean_, scale = robust_location_scale(to_tensor(y), weight)
-            self.y_scale_ = scale
-        return self._to_z(y)
+                mean, scale = robust_location_scale(to_tensor(y), weight)
+            scale = np.where(constant, 1.0, scale)
+        several = y.ndim > 1
+        self.y_mean_, self.y_scale_ = (mean, scale) if several else (float(mean), float(scale))
+        return np.where(constant, 0.0, self._to_z(y))  # and not the rounding of their mean
 
     def _to_z(self, y: Values) -> Values:
         """Standardise targets with ``y_mean_`` and ``y_scale_``."""
         return (y - self.y_mean_) / self.y_scale_
 
     def _to_y(self, z: Values) -> Values:
-        """Return standardised values, of any shape, in the units of y."""
-        return self.y_mean_ + self.y_scale_ * z
+        """Return standardised values, of any shape, in the units of y; (n, t, ...) of targets."""
+        if not self._has_several:
+            return self.y_mean_ + self.y_scale_ * z
+        mean, scale = (with_axes(v, np.ndim(z) - 2) for v in (self.y_mean_, self.y_scale_))
+        return mean + scale * z
+
+    def _latent_moments(self, X: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        mean, var = super()._latent_moments(X)
+        return mean, var if var.ndim == mean.ndim else var[:, None]
 
     def _quantiles(self, X: np.ndarray, levels: np.ndarray, **offset: np.ndarray) -> np.ndarray:
         """Return the quantiles of z at the rows of X, shape (n, q)."""

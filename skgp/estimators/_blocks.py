@@ -122,16 +122,23 @@ def _targets(y: Any, estimator: Any) -> Any:
             warnings.warn(message, DataConversionWarning, stacklevel=2)
             y = y.iloc[:, 0] if hasattr(y, "columns") else y[:, 0]
         elif y.ndim != 1:
-            raise ValueError(
-                f"y should be a 1d array, got an array of {y.ndim} dimensions instead. Fit "
-                "an estimator to each column."
-            )
+            raise _refused_targets(y)
+    elif np.ndim(y) == 2 and np.shape(y)[1] > 1:
+        raise _refused_targets(y)
     elif not (isinstance(y, np.ndarray) and y.ndim == 1):  # a column of a map is not copied
         y = column_or_1d(y, warn=True)
     if is_classifier(estimator):
         return y
     _check_real(y, "y")
     return y.astype(np.float64) if y.dtype.kind in "bO" else y
+
+
+def _refused_targets(y: Any) -> ValueError:
+    return ValueError(
+        f"y should be a 1d array, got an array of {np.ndim(y)} dimensions instead, where rows are "
+        "read in blocks: dask's, and those beyond memory_budget. Fit an estimator to each column, "
+        "as sklearn.multioutput.MultiOutputRegressor does."
+    )
 
 
 def _check_form(X: Any, estimator: Any) -> None:

@@ -13,7 +13,12 @@ from sklearn.utils import check_random_state
 from skgp.estimators._base import BaseGP, clip_variance, to_tensor
 from skgp.estimators._blocks import over_rows
 from skgp.estimators._fitting import within_limits
-from skgp.estimators._predictive import LikelihoodPredictive, covariance_root
+from skgp.estimators._predictive import (
+    LikelihoodPredictive,
+    covariance_root,
+    of_targets,
+    with_axes,
+)
 from skgp.estimators._validation import check_joint_memory, check_n_samples
 from skgp.estimators.defaults import GRAPH_COPIES
 from skgp.linalg.runtime import to_arrays
@@ -25,7 +30,7 @@ class LatentFunction(LikelihoodPredictive, BaseGP):
     Gradients are those of autograd through the hook ``_moment_tensors``.
     """
 
-    y_scale_: float
+    y_scale_: float  # or (t,) of several targets
 
     @over_rows
     @within_limits
@@ -38,7 +43,7 @@ class LatentFunction(LikelihoodPredictive, BaseGP):
 
         Returns
         -------
-        mean, var : ndarray of shape (n,)
+        mean, var : ndarray of shape (n,) or (n, t)
             In the units of y, and in squared units of y. Of counts, f itself, on the scale of the
             link: the logarithm of the rate with ``link="exp"``.
         """
@@ -56,9 +61,9 @@ class LatentFunction(LikelihoodPredictive, BaseGP):
 
         Returns
         -------
-        mean : ndarray of shape (n,)
+        mean : ndarray of shape (n,) or (n, t)
             In the units of y; of counts as `latent_mean_and_variance`.
-        covariance : ndarray of shape (n, n)
+        covariance : ndarray of shape (n, n) or (n, n, t)
             In squared units of y. Its diagonal is the variance.
 
         Raises
@@ -69,7 +74,7 @@ class LatentFunction(LikelihoodPredictive, BaseGP):
         X = self._validate_prediction(X)
         check_joint_memory(len(X), "Ask for fewer of them at once")
         mean, covariance = self._latent_mean_and_covariance(X)
-        return self._to_y(mean), self.y_scale_**2 * covariance
+        return self._to_y(mean), of_targets(covariance, self.y_scale_**2)
 
     @over_rows
     @within_limits
@@ -84,7 +89,7 @@ class LatentFunction(LikelihoodPredictive, BaseGP):
 
         Returns
         -------
-        ndarray of shape (n, n_samples)
+        ndarray of shape (n, n_samples) or (n, t, n_samples)
             One column a draw, in the units of y; of counts as `latent_mean_and_variance`.
         """
         check_n_samples(n_samples)
@@ -99,11 +104,13 @@ class LatentFunction(LikelihoodPredictive, BaseGP):
 
     @abstractmethod
     def _latent_mean_and_covariance(self, X: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return the posterior mean and covariance of f, shapes (n,) and (n, n)."""
+        """Return the posterior mean, (n,) or (n, t), and covariance (n, n) of f."""
 
     @abstractmethod
     def _moment_tensors(self, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the posterior mean and variance of f, (n,) each, at rows (n, d) on its device.
+        """Return the posterior mean and variance of f, (n,), at rows (n, d) on its device.
+
+        Of several targets the means are (n, t).
 
         Differentiable in the rows where they ask for gradients.
         """
@@ -116,11 +123,12 @@ class LatentFunction(LikelihoodPredictive, BaseGP):
     def _latent_samples(
         self, X: np.ndarray, n_samples: int, rng: np.random.RandomState
     ) -> np.ndarray:
-        """Return joint draws of f at the rows of X, shape (n, n_samples); O(n^3)."""
+        """Return joint draws of f at the rows of X, (n, n_samples) or (n, t, n_samples); O(n^3)."""
         check_joint_memory(len(X), "Draw at fewer of them at once")
         mean, covariance = self._latent_mean_and_covariance(X)
-        root = covariance_root(covariance)
-        return mean[:, None] + root @ rng.standard_normal((len(X), n_samples))
+        draws = rng.standard_normal((*mean.shape, n_samples))
+        spread = covariance_root(covariance) @ draws.reshape(len(X), -1)
+        return mean[..., None] + spread.reshape(draws.shape)
 
     # ---- gradients in X ---------------------------------------------------------------------
 
@@ -129,18 +137,24 @@ class LatentFunction(LikelihoodPredictive, BaseGP):
         return GRAPH_COPIES * self._bytes_per_row()
 
     def _latent_gradients(self, X: np.ndarray) -> tuple[np.ndarray, ...]:
-        """Return mean and variance of f, (n,) each, and their gradients in X, (n, d) each."""
+        """Return mean and variance of f, (n,) each, and their gradients in X, (n, d) each.
+
+        Of several targets (n, t), (n, 1), (n, t, d) and (n, 1, d).
+        """
         rows = to_tensor(X, device=self._latent_device).clone().requires_grad_()
         with torch.enable_grad():
-            moments = self._moment_tensors(rows)
+            mean, var = self._moment_tensors(rows)
         # What a row is predicted depends on no other row: the sum has the gradients of each.
-        slopes = [_gradient(moment.sum(), rows) for moment in moments]
-        return to_arrays(*moments, *slopes)
+        d_var = _gradient(var.sum(), rows)
+        if mean.ndim == 1:
+            return to_arrays(mean, var, _gradient(mean.sum(), rows), d_var)
+        slopes = [_gradient(column.sum(), rows) for column in mean.T]
+        return to_arrays(mean, var[:, None], torch.stack(slopes, 1), d_var[:, None])
 
     def _predictive_gradients(
         self, X: np.ndarray, **offset: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        """Return mean and std of y, (n,) each, and their gradients in X, (n, d) each."""
+        """Return mean and std of y, (n,) or (n, t), and their gradients in X with an axis more."""
         mean, var, d_mean, d_var = self._by_chunks(
             self._latent_gradients, X, self._graph_bytes_per_row()
         )
@@ -153,9 +167,9 @@ class LatentFunction(LikelihoodPredictive, BaseGP):
                 a[:, None] * d_mean + b[:, None] * d_var for a, b in (slopes[:2], slopes[2:])
             )
             d_mean, d_var = by_mean, by_var
-        std = self.y_scale_ * np.sqrt(var)
-        d_std = std_gradient(self.y_scale_**2 * d_var, std)
-        return self._to_y(mean), std, self.y_scale_ * d_mean, d_std
+        std, scale = self.y_scale_ * np.sqrt(var), with_axes(self.y_scale_, 1)
+        d_std = std_gradient(scale**2 * d_var, std)
+        return self._to_y(mean), std, scale * d_mean, d_std
 
 
 def check_gradients_asked(return_std: bool, return_cov: bool, return_std_grad: bool) -> None:
@@ -170,9 +184,9 @@ def check_gradients_asked(return_std: bool, return_cov: bool, return_std_grad: b
 
 
 def std_gradient(d_var: np.ndarray, std: np.ndarray) -> np.ndarray:
-    """Gradients (n, d) of standard deviations (n,) given those of variances; 0 where they are 0."""
+    """Gradients (..., d) of standard deviations given those of variances; 0 where they are 0."""
     inverse = np.divide(0.5, std, out=np.zeros_like(std), where=std > 0)
-    return d_var * inverse[:, None]
+    return d_var * inverse[..., None]
 
 
 def _gradient(total: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:

@@ -12,7 +12,7 @@ from sklearn.utils.validation import check_is_fitted
 
 from skgp.estimators._exact import validated
 from skgp.estimators._functions import std_gradient
-from skgp.estimators._predictive import covariance_root
+from skgp.estimators._predictive import covariance_root, of_targets
 from skgp.estimators._validation import check_n_samples
 from skgp.estimators.defaults import TILE_MATRICES
 from skgp.inference.dense import variance_and_weights
@@ -177,8 +177,3 @@ def white_variance(kernel: Kernel) -> float | None:
     if type(constant) is not ConstantKernel or white is None:
         return None
     return float(constant.constant_value) * white
-
-
-def of_targets(spread: np.ndarray, scale: np.ndarray) -> np.ndarray:
-    """`spread` times `scale` () or (t,), with an axis of targets where there are several."""
-    return spread * scale if np.ndim(scale) == 0 else np.multiply.outer(spread, scale)

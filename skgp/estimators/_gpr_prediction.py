@@ -17,8 +17,9 @@ from skgp.estimators._base import resolve_device
 from skgp.estimators._exact import evidence_or_infinity, validated
 from skgp.estimators._fitting import within_limits
 from skgp.estimators._functions import check_gradients_asked
-from skgp.estimators._gpr_functions import RegressorFunctions, of_targets, white_variance
+from skgp.estimators._gpr_functions import RegressorFunctions, white_variance
 from skgp.estimators._parameters import warn_caller
+from skgp.estimators._predictive import of_targets
 from skgp.estimators._validation import check_joint_memory, check_n_samples, checked_levels, ends_of
 from skgp.estimators.defaults import TILE_MATRICES
 from skgp.inference.dense import covariance, variance

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -31,7 +31,9 @@ from skgp.likelihoods import NumericLikelihood
 class LikelihoodPredictive:
     r"""Predictive distribution of :math:`z \sim p(z \mid f)` for any likelihood and Gaussian f.
 
-    Everything is in the standardised scale; ``mean`` and ``var``, of shape (n,), are those of f.
+    Everything is in the standardised scale; ``mean`` and ``var``, of shape (n,), are those of f. Of
+    several targets, with Gaussian noise, they are (n, t) and (n, 1): all share a kernel, and with
+    it the variance.
     Noise that is added to f (Gaussian, Laplace, Student-t) leaves the mean where that of f is. With
     any other likelihood z is in units of its own, which no standardisation of the targets may
     change, and f is on the scale of the link.
@@ -100,7 +102,7 @@ class LikelihoodPredictive:
     def _predictive_covariance(
         self, mean: np.ndarray, covariance: np.ndarray, offset: np.ndarray | None = None
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Return mean and covariance of z, shapes (n,) and (n, n), given those of f."""
+        """Return mean, (n,) or (n, t), and covariance (n, n) of z, given those of f."""
         var = clip_variance(covariance.diagonal())
         mean_z, var_z = self._predictive_moments(mean, var, offset)
         # Given f, observations are independent: off the diagonal only their means vary together.
@@ -126,10 +128,10 @@ class LikelihoodPredictive:
         quantiles: np.ndarray,
         offset: np.ndarray | None = None,
     ) -> np.ndarray:
-        """Return the quantiles of z, shape (n, q)."""
+        """Return the quantiles of z, shape (n, q) or (n, t, q)."""
         if self._likelihood is None:
             std = np.sqrt(var + self._noise_variance)
-            return mean[:, None] + std[:, None] * ndtri(quantiles)
+            return mean[..., None] + std[..., None] * ndtri(quantiles)
         offset = None if offset is None else offset[:, None]
         moments = mean[:, None], var[:, None]
         return self._of_likelihood("quantile", quantiles, *moments, offset=offset)
@@ -137,7 +139,7 @@ class LikelihoodPredictive:
     def _predictive_log_density(
         self, z: np.ndarray, mean: np.ndarray, var: np.ndarray, offset: np.ndarray | None = None
     ) -> np.ndarray:
-        """Return log p(z), shape (n,)."""
+        """Return log p(z), shape (n,) or (n, t)."""
         if self._likelihood is None:
             # Without noise the variance may be 0, where the density has no finite value.
             var = np.maximum(var + self._noise_variance, np.finfo(np.float64).tiny)
@@ -260,9 +262,19 @@ def _by_blocks(block: Callable[[slice], np.ndarray], n: int) -> np.ndarray:
     return out
 
 
-def is_constant(scale: float, y: np.ndarray) -> bool:
-    """Tell whether a standard deviation of y is 0 up to the rounding of its mean."""
-    return scale <= 10 * np.finfo(np.float64).eps * np.abs(y).max()
+def is_constant(scale: Any, y: np.ndarray) -> Any:
+    """Tell whether standard deviations of y, () or (t,), are 0 up to the rounding of its mean."""
+    return scale <= 10 * np.finfo(np.float64).eps * np.abs(y).max(axis=0)
+
+
+def of_targets(spread: np.ndarray, scale: Any) -> np.ndarray:
+    """`spread` times `scale` () or (t,), with an axis of targets where there are several."""
+    return spread * scale if np.ndim(scale) == 0 else np.multiply.outer(spread, scale)
+
+
+def with_axes(of_each: Any, n_axes: int) -> Any:
+    """What each target has, () or (t,), to broadcast with arrays (n, t, ...) of more axes."""
+    return of_each if np.ndim(of_each) == 0 else np.reshape(of_each, (-1, *[1] * n_axes))
 
 
 def covariance_root(covariance: np.ndarray) -> np.ndarray:
@@ -290,7 +302,7 @@ def log_predictive_density_scorer(
         With a method ``log_predictive_density``; or a ``Pipeline`` that ends in one, whose other
         steps transform X first; or a search over either, of which the best is judged.
     X : array-like of shape (n, d)
-    y : array-like of shape (n,)
+    y : array-like of shape (n,) or (n, t)
         Targets, or labels that the classifier knows.
     sample_weight : array-like of shape (n,) or None, default=None
 
@@ -319,11 +331,12 @@ def log_predictive_density_scorer(
     {'dlmgpclassifier__n_inducing': 10}
     """
     weights = None if sample_weight is None else np.asarray(sample_weight)
-    return float(np.average(_log_density(estimator, X, y), weights=weights))
+    density = np.asarray(_log_density(estimator, X, y))
+    return float(np.average(density.reshape(len(density), -1).mean(1), weights=weights))
 
 
 def _log_density(estimator, X, y) -> np.ndarray:
-    """Log predictive density of each row, shape (n,), of whatever wraps an estimator of ours."""
+    """Log predictive densities, (n,) or (n, t), of whatever wraps an estimator of ours."""
     if hasattr(estimator, "log_predictive_density"):
         return estimator.log_predictive_density(X, y)
     if hasattr(estimator, "best_estimator_"):

@@ -143,7 +143,7 @@ class QSGPRegressor(QSGPMixin, StreamingGPRegressor):
     n_basis_ : int
     reason_ : str
         Why these were chosen.
-    noise_variance_ : float
+    noise_variance_ : float or ndarray of shape (t,)
         In squared units of y; of Laplace noise twice the square of its scale.
     likelihood_scale_ : float
         Scale b of Laplace noise, in units of y.
@@ -151,8 +151,8 @@ class QSGPRegressor(QSGPMixin, StreamingGPRegressor):
         With ``basis="relevance"``: the training rows that are relevance vectors, increasing.
     n_relevance_vectors_ : int
     log_marginal_likelihood_value_ : float
-        In nats; of the standardised targets under the basis used. Set where "cholesky" gives it,
-        and for relevance vectors.
+        In nats; of the standardised targets under the basis used, summed over several. Set where
+        "cholesky" gives it, and for relevance vectors.
     elbo_ : float
         With Laplace noise: lower bound of the same.
     n_iter_ : int
@@ -168,7 +168,7 @@ class QSGPRegressor(QSGPMixin, StreamingGPRegressor):
         Whether Ctrl-C stopped the fit.
     n_features_in_ : int
     feature_names_in_ : ndarray of str
-    y_mean_, y_scale_ : float
+    y_mean_, y_scale_ : float or ndarray of shape (t,)
         Mean and standard deviation of the targets, for Laplace noise of those that are no gross
         outliers.
 
@@ -182,6 +182,11 @@ class QSGPRegressor(QSGPMixin, StreamingGPRegressor):
     noise, ``solver="cholesky"`` and Fourier features or ``n_basis`` inducing points, which "auto"
     becomes there. The first call learns the hyper-parameters and chooses the basis; later calls
     keep both and learn the noise variance and the standardisation of y from all observations.
+
+    Targets y (n, t) share basis, solves, kernel and noise, which has in each the same share of its
+    variance, and are independent given these: hyper-parameters have the greatest sum of their
+    evidence, and one factor calibrates all. Not with ``basis="relevance"``, Laplace noise, "sgd",
+    ``partial_fit`` or rows in blocks.
 
     Rows that dask holds, or that exceed `memory_budget` in memory, are read in blocks: with
     Gaussian noise and ``solver="cholesky"``, of which "auto" is Fourier features, or Fourier
@@ -315,6 +320,12 @@ class QSGPRegressor(QSGPMixin, StreamingGPRegressor):
     @property
     def _has_stream(self) -> bool:
         return hasattr(self, "_statistics")
+
+    @property
+    def _one_target(self) -> str | None:
+        alone = {"basis": "relevance", "likelihood": "laplace", "solver": "sgd"}
+        asked = (f" with {k}={v!r}" for k, v in alone.items() if getattr(self, k) == v)
+        return next(asked, None)
 
     def _check_parameters(self, *, stream: bool = False) -> None:
         if stream and self.solver not in ("auto", "cholesky"):

@@ -21,7 +21,8 @@ from skgp.likelihoods import Gaussian, NumericLikelihood, Poisson, StudentT
 class LikelihoodGPRegressor(BaseGPRegressor):
     """A regressor with one latent function and Gaussian or Student-t noise, counts, or any other.
 
-    Its other base class has the latent hooks `_means` and `_moments`, of shapes (n, 1).
+    Its other base class has the latent hooks `_means` and `_moments`, of shapes (n, 1); or (n, t)
+    and (n, 1) of several targets.
     """
 
     _parameter_constraints: dict[str, list[Any]] = {
@@ -166,19 +167,23 @@ class LikelihoodGPRegressor(BaseGPRegressor):
 
     @abstractmethod
     def _means(self, X: np.ndarray) -> np.ndarray:
-        """Latent means, shape (n, 1)."""
+        """Latent means, shape (n, 1) or (n, t)."""
 
     @abstractmethod
     def _moments(self, X: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Latent means and variances, shapes (n, 1)."""
+        """Latent means and variances, of shapes (n, 1), or (n, t) and (n, 1)."""
+
+    def _by_target(self, mean: Any) -> Any:
+        """Means (n, t), those (n, 1) of one target as (n,)."""
+        return mean if self._has_several else mean[:, 0]
 
     def _latent_mean(self, X):
-        return self._means(X)[:, 0]
+        return self._by_target(self._means(X))
 
     def _latent_mean_and_variance(self, X):
         mean, var = self._moments(X)
-        return mean[:, 0], var[:, 0]
+        return self._by_target(mean), var[:, 0]
 
     def _moment_tensors(self, rows):
         mean, var = self._posterior.mean_and_variance(rows)
-        return mean[:, 0], var.reshape(len(rows), -1)[:, 0]
+        return self._by_target(mean), var.reshape(len(rows), -1)[:, 0]

@@ -272,9 +272,9 @@ class StateSpaceGPRegressor(StateSpaceMixin, LikelihoodGPRegressor, StreamingGPR
 
     # ---- training ------------------------------------------------------------------------
 
-    def _training_data(self, X, y, sample_weight=None, exposure=None, *, reset=True):
+    def _training_data(self, X, y, sample_weight=None, exposure=None, **how):
         X, y, sample_weight, exposure = observed_rows(X, y, sample_weight, exposure)
-        return super()._training_data(X, y, sample_weight, exposure, reset=reset)
+        return super()._training_data(X, y, sample_weight, exposure, **how)
 
     def _learn(
         self,

@@ -39,9 +39,12 @@ _ADVICE = {
 
 
 def validate_training_data(
-    estimator, X: ArrayLike, y: ArrayLike, **params: bool
+    estimator, X: ArrayLike, y: ArrayLike, *, one_target: str | None = "", **params: bool
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return X and y of a fit as the estimator's ``_validated`` does.
+
+    y is (n,) or, if `one_target` is None, (n, t) of several targets; else that says where the
+    estimator takes one alone, such as " with solver='sgd'", or nothing if everywhere.
 
     ValueError as it raises, with a remedy where y holds several targets; where the targets of a
     regression are dates; and for an input too large to be squared, naming value, row and column.
@@ -49,17 +52,19 @@ def validate_training_data(
     numeric, name = bool(params.get("y_numeric")), type(estimator).__name__
     if numeric:
         refuse_dates(y)
+    several = one_target is None and not issparse(y)
     try:
-        inputs, targets = estimator._validated(X, y, **params)
+        inputs, targets = estimator._validated(X, y, multi_output=several, **params)
     except ValueError as error:
         if "y should be a 1d array" not in str(error):
             raise
         each = f"sklearn.multioutput.MultiOutput{'Regressor' if numeric else 'Classifier'}"
         shared = ", and GaussianProcessRegressor one kernel for all" if numeric else ""
         raise ValueError(
-            f"{error} {name} takes one target; of several, {each}({name}(...)) fits one model "
-            f"each{shared}."
+            f"{error} {name}{one_target or ''} takes one target; of several, {each}({name}(...)) "
+            f"fits one model each{shared}."
         ) from error
+    targets = targets[:, 0] if targets.ndim == 2 and targets.shape[1] == 1 else targets
     return _refuse_large(inputs, getattr(estimator, "dtype", "float64")), targets
 
 

@@ -106,9 +106,10 @@ class VecchiaGPRegressor(VecchiaMixin, LikelihoodGPRegressor):
     n_inducing_ : int
     ordering_ : {"maximin", "random"}
     log_marginal_likelihood_value_ : float
-        Of all rows under the approximation, in nats of the standardised targets.
+        Of all rows under the approximation, in nats of the standardised targets, summed over
+        several.
         Laplace's approximation unless the noise is Gaussian.
-    noise_variance_ : float
+    noise_variance_ : float or ndarray of shape (t,)
         In squared units of y; none for counts.
     likelihood_scale_ : float
         Of Student-t noise, in units of y.
@@ -123,7 +124,7 @@ class VecchiaGPRegressor(VecchiaMixin, LikelihoodGPRegressor):
         Whether Ctrl-C stopped the fit.
     n_features_in_ : int
     feature_names_in_ : ndarray of str
-    y_mean_, y_scale_ : float
+    y_mean_, y_scale_ : float or ndarray of shape (t,)
         Mean and standard deviation of the targets, for Student-t noise of those that are no gross
         outliers.
 
@@ -139,6 +140,9 @@ class VecchiaGPRegressor(VecchiaMixin, LikelihoodGPRegressor):
     Rows of equal inputs are merged. Two rows of a prediction have the same joint distribution
     whatever rows come with them. With H or m as many as the rows it is the exact GP, or Laplace's
     approximation of it, at a higher cost.
+
+    With Gaussian noise y may be (n, t): targets share neighbours, kernel and noise, which has in
+    each the same share of its variance, and are independent given these.
 
     A prediction of counts or with Student-t noise averages over a Gaussian posterior of f: mean the
     mode, variances as of `VecchiaGPClassifier`, exact for up to some 2000 rows, else estimated
@@ -239,6 +243,10 @@ class VecchiaGPRegressor(VecchiaMixin, LikelihoodGPRegressor):
             )
 
     @property
+    def _one_target(self) -> str | None:
+        return None if self.likelihood == "gaussian" else f" with likelihood={self.likelihood!r}"
+
+    @property
     def _chooses_inducing(self) -> bool:  # type: ignore[override]
         return self.likelihood == "gaussian"
 
@@ -307,4 +315,4 @@ class VecchiaGPRegressor(VecchiaMixin, LikelihoodGPRegressor):
     def _latent_mean_and_covariance(self, X: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         rows = to_tensor(X, device=self._posterior.device)
         mean, covariance = to_arrays(*self._posterior.mean_and_covariance(rows))
-        return mean[:, 0], covariance
+        return self._by_target(mean), covariance

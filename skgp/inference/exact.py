@@ -179,7 +179,7 @@ class FunctionSpacePosterior(TensorState):
 
     kernel: object  # without noise
     X: Tensor  # (n, d)
-    weights: Tensor  # (n,)
+    weights: Tensor  # (n,); or (n, t) of t targets, which share kernel and noise
     uncertainty: Covariance
     calibration: float = 1.0  # z^2, of all variances, that of the noise included
     n_iter: int = 1
@@ -189,11 +189,13 @@ class FunctionSpacePosterior(TensorState):
     history: list[float] = field(default_factory=list)
 
     def mean(self, X: Tensor) -> Tensor:
-        """Posterior mean of f at X (p, d); shape (p,). ``O(n p)``."""
-        return kernel_matmul(self.kernel, X, self.X, self.weights[:, None])[:, 0]
+        """Posterior mean of f at X (p, d); shape (p,) or (p, t). ``O(n p)``."""
+        columns = self.weights.reshape(len(self.weights), -1)  # (n, t)
+        found = kernel_matmul(self.kernel, X, self.X, columns)
+        return found.reshape(len(X), *self.weights.shape[1:])
 
     def mean_and_variance(self, X: Tensor) -> tuple[Tensor, Tensor]:
-        """Posterior mean and uncalibrated variance of f at X (p, d); shapes (p,), (p,)."""
+        """Posterior mean, (p,) or (p, t), and uncalibrated variance (p,) of f at X (p, d)."""
         return self.mean(X), self.uncertainty.variance(self.kernel, X, self.X)
 
     def covariance(self, X: Tensor) -> Tensor:
@@ -218,7 +220,8 @@ def fit_dense(
     if wanted.kind == "full" and nearly_exact(kernel, X, row_noise):
         at = pivot_posterior(kernel, X, data.y, row_noise)
         uncertainty = PivotCovariance(at.factor, at.root, wanted.augment)
-        weights = tri_solve(at.factor.T, at.mean[:, None], upper=True)[:, 0]
+        columns = tri_solve(at.factor.T, at.mean.reshape(len(at.mean), -1), upper=True)
+        weights = columns.reshape(at.mean.shape)
         return FunctionSpacePosterior(
             kernel, at.Z, weights, uncertainty, log_marginal_likelihood=at.evidence
         )
@@ -229,14 +232,15 @@ def fit_dense(
     del A
     half = tri_solve(factor, B, upper=False)
     solution = tri_solve(factor.T, half, upper=True)
-    fit_term = float(half[:, 0].square().sum()) + len(X) * math.log(2 * math.pi)
+    t = data.n_targets
+    fit_term = float(half[:, :t].square().sum()) + t * len(X) * math.log(2 * math.pi)
     dense = None
     if wanted.kind == "full":
         prior_factor = None if wanted.augment else jittered_cholesky(gram_tile(kernel, X, X)).factor
         dense = DenseCovariance(factor, prior_factor)
     return _posterior(
         kernel, data, noise, wanted, prior_weights, solution, dense,
-        log_marginal_likelihood=-0.5 * fit_term - float(factor.diagonal().log().sum()),
+        log_marginal_likelihood=-0.5 * fit_term - t * float(factor.diagonal().log().sum()),
     )  # fmt: skip
 
 
@@ -278,7 +282,8 @@ def fit_iterative(
     operator = KernelOperator(kernel, X, dtype=dtype)
     B = root_weight * B
     norms = torch.linalg.vector_norm(B, dim=0)
-    scale = norms[0] if float(norms[0]) > 0 else norms.mean()  # a constant y is 0 here
+    of_targets = norms[: data.n_targets].mean()
+    scale = of_targets if float(of_targets) > 0 else norms.mean()  # a constant y is 0 here
     limits["tol"] = limits["tol"] * scale / norms.clamp(min=torch.finfo(B.dtype).tiny)
     result = block_cg(
         lambda V: root_weight * operator.matmul(root_weight * V).to(V.dtype) + noise * V,
@@ -289,7 +294,7 @@ def fit_iterative(
     )
     return _posterior(
         kernel, data, noise, wanted, prior_weights, root_weight * result.solution,
-        n_iter=max(1, result.n_iter), residual=float(result.residual[0]),
+        n_iter=max(1, result.n_iter), residual=float(result.residual[: data.n_targets].max()),
         converged=result.converged, history=result.history,
     )  # fmt: skip
 
@@ -297,12 +302,13 @@ def fit_iterative(
 def _right_hand_sides(
     data: Data, noise: float, wanted: CovarianceChoice, generator: torch.Generator
 ) -> tuple[Tensor, Tensor | None]:
-    """y and the noisy values of prior draws, (n, 1 + s), and the draws' weights where there are."""
+    """y and the noisy values of prior draws, (n, t + s), and the draws' weights where there are."""
+    Y = data.y.reshape(len(data), -1)  # (n, t)
     if wanted.kind != "samples":
-        return data.y[:, None], None
+        return Y, None
     row_noise = data.row_noise(data.X.new_tensor(noise))
     weights, drawn = perturbed_targets(wanted.prior, data.X, row_noise, wanted.n_samples, generator)
-    return torch.cat([data.y[:, None], drawn], dim=1), weights
+    return torch.cat([Y, drawn], dim=1), weights
 
 
 def _posterior(
@@ -315,8 +321,9 @@ def _posterior(
     uncertainty: Covariance | None = None,
     **outcome: Any,
 ) -> FunctionSpacePosterior:
-    """The posterior of the solved right-hand sides (n, 1 + s)."""
-    weights, betas = solution[:, 0].clone(), solution[:, 1:].clone()
+    """The posterior of the solved right-hand sides (n, t + s)."""
+    t = data.n_targets
+    weights, betas = solution[:, :t].clone().reshape(data.y.shape), solution[:, t:].clone()
     calibration = 1.0
     if prior_weights is not None:
         uncertainty = PathwiseCovariance(wanted.prior, prior_weights, betas)

@@ -26,9 +26,9 @@ class PivotPosterior(NamedTuple):
 
     Z: Tensor  # (r, d), pivots of K(X, X)
     factor: Tensor  # (r, r), L of K(Z, Z)
-    mean: Tensor  # (r,), a
+    mean: Tensor  # (r,), a; or (r, t)
     root: Tensor  # (r, r), R
-    evidence: float  # log N(y; 0, K + D), in nats
+    evidence: float  # log N(y; 0, K + D), in nats, summed over targets
 
 
 def nearly_exact(kernel, X: Tensor, row_noise: Tensor) -> bool:
@@ -37,7 +37,7 @@ def nearly_exact(kernel, X: Tensor, row_noise: Tensor) -> bool:
 
 
 def pivot_posterior(kernel, X: Tensor, y: Tensor, row_noise: Tensor) -> PivotPosterior:
-    r"""The exact GP of X (n, d), y (n,) where :math:`K + D` would lose its digits.
+    r"""The exact GP of X (n, d), y (n,) or (n, t), where :math:`K + D` would lose its digits.
 
     Of inputs that the kernel cannot tell apart the weighted mean counts, whatever the ratio of
     noises. O(n r^2).
@@ -47,7 +47,9 @@ def pivot_posterior(kernel, X: Tensor, y: Tensor, row_noise: Tensor) -> PivotPos
     Phi = tri_solve(L, gram(kernel, X, Z).mT, upper=False).T  # (n, r)
     ridge = ridge_by_rows(Phi, y, row_noise)
     log_det = row_noise.log().sum() - 2 * ridge.root.diagonal().log().sum()
-    evidence = -0.5 * float(ridge.misfit + log_det + len(X) * math.log(2 * math.pi))
+    n_targets = 1 if y.ndim == 1 else y.shape[1]
+    volume = n_targets * (log_det + len(X) * math.log(2 * math.pi))
+    evidence = -0.5 * float(ridge.misfit + volume)
     return PivotPosterior(Z, L, ridge.mean, ridge.root, evidence)
 
 

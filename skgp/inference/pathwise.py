@@ -31,7 +31,7 @@ def pathwise_posterior(
     design: StreamedDesign,
     y: Tensor,
     noise_variance: float,
-    solve: Callable[[Tensor], Any],  # T (n, 1 + S) to a result whose `solution` is V (m, 1 + S)
+    solve: Callable[[Tensor], Any],  # T (n, t + S) to a result whose `solution` is V (m, t + S)
     *,
     n_samples: int,  # S; 0 leaves the variances 0
     generator: torch.Generator,
@@ -47,8 +47,9 @@ def pathwise_posterior(
     starts from 0, so a solver stopped early leaves a deviation between the prior's and the
     posterior's: variances err upwards.
 
-    `solve` finds V with :math:`(\Phi^T W \Phi + \sigma^2 I) V = \Phi^T W^{1/2} T`. Returned are the
-    posterior, what `solve` returned, and :math:`T - \Phi V` (n, 1 + S): the noise times
+    `solve` finds V with :math:`(\Phi^T W \Phi + \sigma^2 I) V = \Phi^T W^{1/2} T`, the columns of
+    y (n, t) among the right-hand sides, or y (n,) where t is 1. Returned are the posterior, what
+    `solve` returned, and :math:`T - \Phi V` (n, t + S): the noise times
     :math:`(\Phi \Phi^T + \sigma^2 W^{-1})^{-1}` of the targets, up to a root weight a row.
     """
     prior_weights = standard_normal(design.n_features, n_samples, generator).to(design.device)
@@ -57,9 +58,11 @@ def pathwise_posterior(
     perturbed = noise_variance**0.5 * noise
     if n_samples:
         perturbed = perturbed - design.matmul(prior_weights)
-    targets = torch.cat([design.scale_rows(y[:, None]), perturbed], dim=1)
+    Y = y.reshape(len(y), -1)  # (n, t)
+    t = Y.shape[1]
+    targets = torch.cat([design.scale_rows(Y), perturbed], dim=1)
     result = solve(targets)
-    mean, correction = result.solution[:, 0], result.solution[:, 1:]
+    mean, correction = result.solution[:, :t].reshape(-1, *y.shape[1:]), result.solution[:, t:]
     deviations = prior_weights + correction  # (m, S)
     posterior = LinearWeightsPosterior.from_deviations(design.basis, mean, deviations)
     return posterior, result, targets - design.matmul(result.solution)
@@ -171,13 +174,16 @@ def leave_one_out_z2(weights: Tensor, sample_weights: Tensor) -> float:
     overconfident. A common factor on all variances fits the leave-one-out residuals best at this
     value; the ratio of means :math:`\overline{\alpha^2} / \overline{d}` weighs rows by their
     precision instead, which misleads where the noise is not the same everywhere. 1 for fewer than
-    three draws or a constant y.
+    three draws or a constant y. Of several targets, `weights` (n, t), one factor for all: the mean
+    over those that vary.
     """
+    weights = weights.reshape(len(weights), -1)
+    weights = weights[:, weights.any(0)]
     s = sample_weights.shape[1]
-    if s < 3 or not bool(weights.any()):
+    if s < 3 or not weights.numel():
         return 1.0
     d = sample_weights.square().mean(1).clamp(min=torch.finfo(weights.dtype).tiny)
-    return float((s - 2) / s * (weights.square() / d).mean())
+    return float((s - 2) / s * (weights.square() / d[:, None]).mean())
 
 
 def prior_draws(prior, X: Tensor, weights: Tensor) -> Tensor:

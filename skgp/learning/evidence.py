@@ -42,18 +42,21 @@ class EvidenceAt(NamedTuple):
 
     value: float  # log marginal likelihood, in nats
     gradient: np.ndarray  # (n_theta,)
-    residual: np.ndarray  # (n,), mean target of each distinct input less its prediction, left out
-    variance: np.ndarray  # (n,), of that, noise included
+    #: (n,) or (n, t), mean targets of each distinct input less their predictions, left out
+    residual: np.ndarray
+    variance: np.ndarray  # (n,), of each of these, noise included
 
     @property
     def leave_one_out(self) -> np.ndarray:
-        """Log density of each mean target given all others, shape (n,), in nats."""
-        z2 = self.residual**2 / self.variance
-        return -0.5 * (np.log(2 * math.pi * self.variance) + z2)
+        """Log density of the mean targets of an input given all others, shape (n,), in nats."""
+        each = np.log(2 * math.pi * self.variance) + self.residual.T**2 / self.variance
+        return -0.5 * np.atleast_2d(each).sum(0)
 
 
 class ExactEvidence:
     """The log marginal likelihood of an expression with a top-level WhiteKernel; float64 data.
+
+    Of targets y (n, t), which share the kernel and the noise, the sum over them.
 
     An evaluation takes ``n^3`` multiplications and O(n^2 d) more, and holds five n x n matrices. A
     ValueError if the kernel has no noise.
@@ -66,7 +69,7 @@ class ExactEvidence:
         self._places = slice(len(places)) if contiguous else places
         self._gram = GramWithGradient(split_noise(kernel)[0], data.X)
         self.data = data = data.to("cpu") if self._gram.few else data
-        weight = torch.ones_like(data.y) if data.weight is None else data.weight
+        weight = data.y.new_ones(len(data)) if data.weight is None else data.weight
         arrays: Any = (data.y, weight)
         self._y, self._weight = (a.numpy() if self._gram.few else a for a in arrays)
 
@@ -91,9 +94,10 @@ class ExactEvidence:
         W = slope_(inverse, alpha)
         of_noise = W.diagonal() @ row_noise
         if place is not None and data.weight is not None and data.scatter is not None:
-            within = 1 - data.weight + data.scatter / math.exp(theta[place])
+            within = data.n_targets * (1 - data.weight) + data.scatter / math.exp(theta[place])
             of_noise = of_noise + 0.5 * self._like_K(within.sum())
-        found: Any = value, of_signal(W), of_noise, alpha / scale, 1 / scale
+        residual = alpha / (scale if alpha.ndim == 1 else scale[:, None])
+        found: Any = value, of_signal(W), of_noise, residual, 1 / scale
         if not self._gram.few:
             found = to_arrays(*found)  # at once
         gradient = np.zeros(len(theta))
@@ -207,7 +211,8 @@ def leave_one_out_log_density(
 ) -> Tensor:
     """Log-density of all that was observed at each row given its neighbours, noise included.
 
-    The row is put last in the joint covariance of its neighbourhood (:class:`_LastGivenOthers`).
+    Summed over targets. The row is put last in the joint covariance of its neighbourhood
+    (:class:`_LastGivenOthers`).
 
     `rows` (b,) and `neighbors` (b, k) are indices; the densities (b,), in nats, are differentiable
     in `theta` (n_theta,). ``O(b k^3)``.
@@ -226,6 +231,8 @@ def leave_one_out_log_density(
 class _LastGivenOthers(torch.autograd.Function):
     r"""Log-density of the last entry of :math:`y \sim N(0, A)` given the others, for a batch.
 
+    Of A (b, k, k) and y (b, k), or (b, k, t) of t targets, over which it is summed.
+
     With :math:`u = A^{-1} e_k` and :math:`v = A^{-1} y` the conditional variance is
     :math:`1 / u_k` and the residual :math:`v_k / u_k` (Rasmussen and Williams, eqs. 5.10-5.12), so
 
@@ -238,18 +245,20 @@ class _LastGivenOthers(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, A: Tensor, y: Tensor) -> Tensor:
-        last = torch.zeros_like(y)
+        Y = y[..., None] if y.ndim == 2 else y
+        last = torch.zeros_like(Y[..., :1])
         last[:, -1] = 1.0
         L = jittered_cholesky(A).factor
-        u, v = torch.cholesky_solve(torch.stack([last, y], dim=-1), L).unbind(-1)
+        u, v = torch.cholesky_solve(torch.cat([last, Y], dim=-1), L).split([1, Y.shape[-1]], -1)
         ctx.save_for_backward(u, v)
-        return 0.5 * (u[:, -1].log() - v[:, -1].square() / u[:, -1] - _LOG_2PI)
+        each = u[:, -1].log() - v[:, -1].square() / u[:, -1] - _LOG_2PI  # (b, t)
+        return 0.5 * each.sum(1)
 
     @staticmethod
     def backward(ctx, grad: Tensor):
         u, v = ctx.saved_tensors
-        u_last, v_last = u[:, -1], v[:, -1]
-        b = (grad * v_last / u_last)[:, None] * v
-        b = b - (grad * (1 + v_last.square() / u_last) / (2 * u_last))[:, None] * u
-        outer = u[:, :, None] * b[:, None, :]  # symmetrised: u b^T and b u^T, half each
+        u_last, v_last, g = u[:, -1], v[:, -1], grad[:, None]  # (b, 1), (b, t), (b, 1)
+        b = ((g * v_last / u_last)[:, None] * v).sum(-1)  # (b, k)
+        b = b - (g * (1 + v_last.square() / u_last) / (2 * u_last)).sum(1)[:, None] * u[..., 0]
+        outer = u * b[:, None, :]  # symmetrised: u b^T and b u^T, half each
         return 0.5 * (outer + outer.mT), None

@@ -270,9 +270,9 @@ class _Search:
             return []
         residual, found = family.at(theta)[2].residual, []
         for place, column in zip(family.scales, X.T, strict=True):
-            along = residual[np.argsort(column, kind="stable")]
-            least = AUTOCORRELATED * len(along) ** -0.5  # autocorrelation of lag one
-            if along[1:] @ along[:-1] > least * (along @ along):
+            along = residual[np.argsort(column, kind="stable")]  # (n,) or (n, t)
+            least = AUTOCORRELATED * along.size**-0.5  # autocorrelation of lag one
+            if np.vdot(along[1:], along[:-1]) > least * np.vdot(along, along):
                 found.append(_likeliest(family, theta, [place], OSCILLATION_FACTORS))
         return found
 

@@ -75,9 +75,9 @@ class Family:
         self.scales = np.flatnonzero(_of_vectors(kernel))
         self.noise_place = self.evidence.noise_place
         self.bounds = np.asarray(kernel.bounds, dtype=float)
-        weight = data.y.new_ones(len(data.y)) if data.weight is None else data.weight
-        self.total = float(weight.sum())
-        squares = float(weight @ data.y.square())
+        weight = data.y.new_ones(len(data)) if data.weight is None else data.weight
+        self.total = float(weight.sum()) * data.n_targets
+        squares = float((weight @ data.y.square()).sum())
         if data.scatter is not None:
             squares += float(data.scatter.sum())
         self.variance = squares / self.total or 1.0
@@ -134,7 +134,7 @@ def _of_vectors(kernel) -> np.ndarray:
 
 @dataclass(frozen=True)
 class LeaveOneOut:
-    """Predictions of each distinct input from all others."""
+    """Predictions of each distinct input from all others, means over the targets."""
 
     loss: np.ndarray  # (n,), minus the log densities, in nats
     square: np.ndarray  # (n,), squared errors
@@ -153,24 +153,26 @@ def leave_one_out(
     where a covariance near theta has no factor.
     """
     _, slope, at = family.at(theta)
-    density, error = at.leave_one_out, at.residual
-    variance = at.variance
+    density, error = at.leave_one_out, at.residual  # of an input, over the targets; of each
     free = _free_groups(family, theta, slope, groups)
     if corrected and len(free):
         hessian = np.empty((len(free), len(free)))
-        of_density, of_error = np.empty((2, len(error), len(free)))
+        of_density, of_error = (np.empty((*a.shape, len(free))) for a in (density, error))
         for k, group in enumerate(free):
             _, moved_slope, moved = family.at(theta + DIFFERENCE * (groups == group))
             change = np.bincount(groups, moved_slope - slope)[free]
             hessian[k] = change / DIFFERENCE
             of_density[:, k] = (moved.leave_one_out - density) / DIFFERENCE
-            of_error[:, k] = (moved.residual - error) / DIFFERENCE
+            of_error[..., k] = (moved.residual - error) / DIFFERENCE
         values, vectors = np.linalg.eigh(0.5 * (hessian + hessian.T))
         inverse = (vectors / np.maximum(values, LEAST_CURVATURE)) @ vectors.T
         moves = np.clip(-of_density @ inverse, -FARTHEST, FARTHEST)  # (n, free)
         density = density + (of_density * moves).sum(1)
-        error = error + (of_error * moves).sum(1)
-    return LeaveOneOut(-density, error**2, float((error**2 / variance).mean()))
+        error = error + np.einsum("i...k,ik->i...", of_error, moves)
+    error = error.reshape(len(error), -1)  # (n, t)
+    square = error**2
+    spread = float((square / at.variance[:, None]).mean())
+    return LeaveOneOut(-density / error.shape[1], square.mean(1), spread)
 
 
 def _free_groups(

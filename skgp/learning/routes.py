@@ -259,15 +259,17 @@ class LocalPosterior(TensorState):
     """Kriging (:mod:`skgp.inference.neighbors.kriging`) in the interface of every route."""
 
     model: KrigingModel
+    several: bool = False  # targets, (p, t); one is (p,)
 
     def mean(self, X: Tensor) -> Tensor:
-        """Posterior mean of f, shape (p,); ``O(p H^3)``."""
-        return self.model.mean(X)[:, 0]
+        """Posterior mean of f, shape (p,) or (p, t); ``O(p H^3)``."""
+        mean = self.model.mean(X)
+        return mean if self.several else mean[:, 0]
 
     def mean_and_variance(self, X: Tensor) -> tuple[Tensor, Tensor]:
-        """Posterior mean and variance of f, shapes (p,), (p,)."""
+        """Posterior mean and variance of f, shapes (p,) or (p, t), (p,)."""
         mean, variance = self.model.mean_and_variance(X)
-        return mean[:, 0], variance
+        return mean if self.several else mean[:, 0], variance
 
     def covariance(self, X: Tensor) -> Tensor:
         """Posterior covariance of f, shape (p, p)."""
@@ -276,9 +278,11 @@ class LocalPosterior(TensorState):
 
 def local_posterior(kernel, data: Data, noise: float, n_neighbors: int) -> LocalPosterior:
     """Posterior from the nearest observations, at three scales; holds the data."""
-    zero, y = data.y.new_zeros(1), data.y[:, None]
+    Y = data.y.reshape(len(data), -1)
+    zero = Y.new_zeros(Y.shape[1])
     return LocalPosterior(
-        KrigingModel(kernel, noise, data.X, y, data.weight, zero, n_neighbors, n_scales=N_SCALES)
+        KrigingModel(kernel, noise, data.X, Y, data.weight, zero, n_neighbors, n_scales=N_SCALES),
+        several=data.y.ndim > 1,
     )
 
 
@@ -350,8 +354,9 @@ def _extrapolated(scores: list[float], doublings: float) -> float:
 
 
 def _log_density(posterior, noise: float, data: Data) -> float:
-    """Mean log density of the observations, in nats."""
+    """Mean log density of the observations, in nats; of several targets over all."""
     mean, variance = posterior.mean_and_variance(data.X)
     variance = variance + data.row_noise(data.y.new_tensor(noise))
+    variance = variance if mean.ndim == 1 else variance[:, None]
     density = -0.5 * ((data.y - mean).square() / variance + (2 * math.pi * variance).log())
     return float(density.mean())

@@ -151,7 +151,7 @@ def _likeliest(kernel, data: Data, max_iter: int, callback) -> HyperparameterFit
         return found
     rival = fit_marginal_likelihood(other[0], data, max_iter=max_iter, callback=callback)
     gain = rival.log_marginal_likelihood - found.log_marginal_likelihood
-    best = rival if gain > LEAST_EFFECT * data.total else found
+    best = rival if gain > LEAST_EFFECT * data.total * data.n_targets else found
     return replace(best, history=found.history + rival.history)
 
 
@@ -257,9 +257,14 @@ def leave_one_out_densities(
     found, size = [], max(1, min(256, SCORED_NUMBERS // (k + 1) ** 2))
     with torch.no_grad():
         for batch in rows.split(size):
-            density = leave_one_out_log_density(kernel, data, batch, search.query(batch), theta)
-            found.append(density if data.weight is None else density / data.weight[batch])
+            found.append(_density_of_one(kernel, data, batch, search.query(batch), theta))
     return torch.cat(found)
+
+
+def _density_of_one(kernel, data: Data, rows: Tensor, *given: Tensor) -> Tensor:
+    """The :func:`leave_one_out_log_density` of one of the observations of each of the rows (b,)."""
+    density = leave_one_out_log_density(kernel, data, rows, *given) / data.n_targets
+    return density if data.weight is None else density / data.weight[rows]
 
 
 def fit_leave_one_out(
@@ -291,8 +296,7 @@ def fit_leave_one_out(
         current, _ = split_noise(kernel.clone_with_theta(theta.detach().cpu().numpy()))
         search = MultiscaleSearch(current, X, candidates, k, settings.n_scales)
         optimizer.zero_grad()
-        density = leave_one_out_log_density(kernel, data, rows, search.query(rows), theta)
-        loss = -(density if data.weight is None else density / data.weight[rows]).mean()
+        loss = -_density_of_one(kernel, data, rows, search.query(rows), theta).mean()
         loss.backward()
         gradient = theta.grad
         if gradient is None or not bool(torch.isfinite(gradient).all()):

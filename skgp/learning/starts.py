@@ -43,7 +43,7 @@ def starts(kernel, data: Data, *, known: int = 1) -> list:
     n, d = len(X), X.unique(dim=1).shape[1]
     signal, white = split_noise(kernel)
     lengths = at_spread(signal, X)
-    variance = float(data.weighted_sum(data.y.square())) / data.total
+    variance = float(data.weighted_sum(data.y.square())) / (data.total * data.n_targets)
     typical = with_variance(lengths, X, variance)
     halvings = range(math.ceil(math.log2(known) / d), math.floor(math.log2(n) / d) + 1)
     found, before = [], None

@@ -99,6 +99,7 @@ class VecchiaEvidence:
         self._places, self._noise_place, self._noise = theta_places(kernel)
         self._data, self._some = data, data.take(used)
         self._Y = self._some.y.reshape(len(self._some), -1)
+        self._total = data.total * data.n_targets
 
     def conditionals(self, theta: np.ndarray) -> Conditionals:
         """Of the rows, at theta (n_theta,) of the whole expression."""
@@ -118,7 +119,7 @@ class VecchiaEvidence:
 
     def value(self, theta: np.ndarray) -> float:
         """The loss alone."""
-        return -self._density(theta, self.sums(self.conditionals(theta))) / self._data.total
+        return -self._density(theta, self.sums(self.conditionals(theta))) / self._total
 
     def __call__(self, theta: np.ndarray) -> tuple[float, np.ndarray]:
         """The loss and its gradient (n_theta,)."""
@@ -130,8 +131,7 @@ class VecchiaEvidence:
         if self._noise_place is not None:
             gradient[self._noise_place] = float((of_noises * conditionals.noise).sum())
             gradient[self._noise_place] += self._slope_of_replicates(theta)
-        total = self._data.total
-        return -self._density(theta, found) / total, -gradient / total
+        return -self._density(theta, found) / self._total, -gradient / self._total
 
     def _noise_at(self, theta: np.ndarray) -> Tensor:
         place = self._noise_place
@@ -148,7 +148,8 @@ class VecchiaEvidence:
         data = self._data
         if data.weight is None or data.scatter is None:
             return 0.0
-        each = 1 - data.weight + data.scatter / self._noise_at(theta)
+        within = data.n_targets * (1 - data.weight)
+        each = within + data.scatter / self._noise_at(theta)
         return 0.5 * float(each.sum())
 
 
@@ -256,6 +257,8 @@ def held_out_densities(
 ) -> Tensor:
     """Log-densities (2 b,), in nats, of rows (b,) given others near them, and those outside.
 
+    Means over the targets.
+
     The first half given the nearest of all other observations, the second given the nearest of
     the observations `outside` (o,) of all blocks that the rows lie in.
     """
@@ -268,7 +271,7 @@ def held_out_densities(
         group = torch.cat([near, rows[:, None]], 1)
         for tile in Conditionals(signal, X, group, noise):
             e, D = tile.contrast(data.y.reshape(len(data), -1)), tile.variance[:, None]
-            found.append(-0.5 * ((2 * math.pi * D).log() + e.square() / D).sum(1))
+            found.append(-0.5 * ((2 * math.pi * D).log() + e.square() / D).mean(1))
     return torch.cat(found)
 
 

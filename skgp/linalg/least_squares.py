@@ -22,28 +22,29 @@ from torch import Tensor
 class Ridge(NamedTuple):
     """Posterior of w ~ N(0, I) given y = Phi w + N(0, D)."""
 
-    mean: Tensor  # (m,)
+    mean: Tensor  # (m,); or (m, t) of t columns of y
     root: Tensor  # (m, m), lower triangular with root root' = S, its diagonal positive
-    misfit: Tensor  # (), (y - Phi mean)' D^-1 (y - Phi mean) + mean' mean
+    misfit: Tensor  # (), (y - Phi mean)' D^-1 (y - Phi mean) + mean' mean, summed over columns
 
 
 def ridge_by_rows(Phi: Tensor, y: Tensor, noise: Tensor) -> Ridge:
     r"""The w of the least :math:`\|D^{-1/2} (y - \Phi w)\|^2 + \|w\|^2`, and its covariance.
 
-    Of Phi (n, m), y (n,) and the diagonal `noise` (n,) of D, positive, all in float64. By
-    Householder reflections on the CPU, about ten times the cost of normal equations; O((n + m) m^2)
-    time, O((n + m) m) memory.
+    Of Phi (n, m), y (n,) or (n, t), and the diagonal `noise` (n,) of D, positive, all in float64.
+    By Householder reflections on the CPU, about ten times the cost of normal equations;
+    O((n + m) m^2) time, O((n + m) m) memory.
     """
     std = noise.sqrt().cpu().numpy()
     m = Phi.shape[1]
     rows = np.concatenate([Phi.cpu().numpy() / std[:, None], np.eye(m)])  # (n + m, m)
-    target = np.concatenate([y.cpu().numpy() / std, np.zeros(m)])
+    scaled = y.cpu().numpy().T / std  # (n,) or (t, n)
+    target = np.concatenate([scaled, np.zeros((*scaled.shape[:-1], m))], axis=-1)
     order = np.argsort(-np.abs(rows).max(1), kind="stable")
-    half, R, pivots = qr_multiply(rows[order], target[order], mode="right", pivoting=True)
+    half, R, pivots = qr_multiply(rows[order], target[..., order], mode="right", pivoting=True)
     eye, place = np.eye(m), np.argsort(pivots)
     inverse = torch.linalg.solve_triangular(torch.tensor(R), torch.tensor(eye), upper=True)[place]
-    mean = inverse @ torch.tensor(half)
+    mean = inverse @ torch.tensor(half.T)
     upper = torch.linalg.qr(inverse.mT, mode="r").R  # S = (P R^-1)(P R^-1)'
     root = (upper * upper.diagonal().sign()[:, None]).mT.contiguous()
-    misfit = torch.tensor(target - rows @ mean.numpy()).square().sum()
+    misfit = torch.tensor(target.T - rows @ mean.numpy()).square().sum()
     return Ridge(*(tensor.to(Phi.device) for tensor in (mean, root, misfit)))

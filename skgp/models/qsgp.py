@@ -191,7 +191,8 @@ def fit_weights(p: Problem, plan: Plan, pivots: Tensor | None = None) -> Fit:
     Z = None if pivots is None else data.X[pivots]
     basis = unit_prior_basis(p.kernel, data.X, plan, o, Z, near=True)
     if plan.solver == "cholesky":
-        statistics = StreamingGram(basis, dtype=o.dtype).update(data.X, data.y, data.weight)
+        statistics = StreamingGram(basis, dtype=o.dtype, targets=tuple(data.y.shape[1:]))
+        statistics.update(data.X, data.y, data.weight)
         if data.scatter is not None:
             statistics.sum_square += float(data.scatter.sum())
         return fit_statistics(p, plan, statistics, refit=o.refit_noise and not low_rank)
@@ -207,7 +208,7 @@ def fit_weights(p: Problem, plan: Plan, pivots: Tensor | None = None) -> Fit:
     draws: Settings = {"n_samples": min(o.n_samples, 31), "generator": p.generator}
     posterior, result, misfit = pathwise.pathwise_posterior(design, data.y, p.noise, solve, **draws)
     # Misfits are noise times (K + noise I)^-1 targets: a factor that cancels.
-    z2 = pathwise.leave_one_out_z2(misfit[:, 0], misfit[:, 1:])
+    z2 = pathwise.leave_one_out_z2(misfit[:, : data.n_targets], misfit[:, data.n_targets :])
     solved: Settings = {"n_iter": max(1, result.n_iter), "residual": float(result.residual.max())}
     return Fit(_augmented(posterior, plan, o), plan, p.kernel, p.noise, z2, **solved)
 

@@ -241,7 +241,7 @@ def test_columns_of_dask_in_another_form_are_refused(data, make_model):
     X, y = da.from_array(data[0][:, :1], (200, 1)), da.from_array(data[1], 200)
     refused = [
         (X, da.stack([y, y], 1), "y should be a 1d array, got an array of 2 dim"),
-        (X, np.ones((500, 2)), "y should be a 1d array, got an array of shape"),
+        (X, np.ones((500, 2)), "y should be a 1d array, got an array of 2 dim"),
         (X, y.astype(complex), "y must hold real numbers; got the dtype complex128"),
         (X[:, 0], y, "Expected 2D array, got 1D array instead"),
         (X[:0], y[:0], r"Found array with 0 sample\(s\) \(shape=\(0, 1\)\) while a minimum of 1"),

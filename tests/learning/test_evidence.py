@@ -9,7 +9,7 @@ from sklearn.gaussian_process.kernels import RBF, ConstantKernel, Matern, WhiteK
 from skgp.data import Data, merge_replicates
 from skgp.kernels import ActiveDims, split_noise
 from skgp.kernels import pairwise as module
-from skgp.learning.evidence import ExactEvidence
+from skgp.learning.evidence import ExactEvidence, leave_one_out_log_density
 from tests.reference.kernels import naive_gram
 from tests.reference.qsgp import numerical_gradient
 
@@ -82,6 +82,31 @@ def test_evidence_leave_one_out_is_the_prediction_without_the_row(name, few_rows
             found.residual**2 / found.variance
         )
         np.testing.assert_allclose(found.leave_one_out, expected, rtol=1e-12)
+
+
+def test_evidence_of_several_targets_is_the_sum_of_theirs(few_rows, rng):
+    kernel, (X, y) = KERNELS["matern32"](), problem(rng, n=20)
+    X[15:], Y, weight = X[:5], np.stack([y, y[::-1] ** 2, X[:, 0]], 1), rng.uniform(0.5, 2, 20)
+
+    def merged(y):
+        return merge_replicates(X, y, weight, torch.device("cpu"))
+
+    found = ExactEvidence(kernel, merged(Y))(kernel.theta)
+    each = [ExactEvidence(kernel, merged(y))(kernel.theta) for y in Y.T]
+    assert found.value == pytest.approx(sum(e.value for e in each), rel=1e-10)
+    np.testing.assert_allclose(found.gradient, sum(e.gradient for e in each), rtol=1e-9)
+    np.testing.assert_allclose(found.residual, np.stack([e.residual for e in each], 1), rtol=1e-9)
+    np.testing.assert_allclose(found.leave_one_out, sum(e.leave_one_out for e in each), rtol=1e-9)
+
+    rows, others = torch.arange(8), torch.arange(8, 14).expand(8, -1)
+    sums, slopes = [], []
+    for targets in (Y, *Y.T):
+        theta = torch.tensor(kernel.theta, requires_grad=True)
+        density = leave_one_out_log_density(kernel, merged(targets), rows, others, theta)
+        sums.append(density.detach())
+        slopes.append(torch.autograd.grad((torch.arange(8) * density).sum(), theta)[0])
+    torch.testing.assert_close(sums[0], sum(sums[1:]))
+    torch.testing.assert_close(slopes[0], sum(slopes[1:]))
 
 
 def test_evidence_of_a_far_row_is_that_of_the_others_and_the_prior(few_rows, rng):

@@ -103,6 +103,20 @@ def test_corrected_leave_one_out_is_near_that_of_searches_without_each_observati
 # -------------------------------------------------------------------------------------- the choice
 
 
+def test_corrected_leave_one_out_of_copies_of_a_target_is_that_of_one(rng):
+    """Without priors copies have one optimum, and what a row did to it."""
+    X, y = sample(rng, 30, 3, 2)
+    flat = replace(SETTINGS, ratio_scale=np.inf, noise_scale=np.inf)
+    one, two = (Family(families(3)[1], as_data(X, Y), flat) for Y in (y, np.stack([y, -y], 1)))
+    theta = optimum(one)
+    np.testing.assert_allclose(one(theta)[0], two(theta)[0], rtol=1e-12)
+    expected, found = (
+        leave_one_out(family, theta, np.arange(len(theta)), corrected=True) for family in (one, two)
+    )
+    for name in ("loss", "square", "spread"):
+        np.testing.assert_allclose(getattr(found, name), getattr(expected, name), rtol=1e-6)
+
+
 def test_leave_one_out_moves_no_hyper_parameter_that_a_bound_holds(rng):
     X, _ = sample(rng, 20, 2, 2)
     y = np.sin(X.sum(1))  # without noise: its variance ends at the bound

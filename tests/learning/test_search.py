@@ -298,6 +298,18 @@ def held_out_log_density(kernel, X, y, X_new, y_new):
     return stats.norm(mean, std).logpdf(y_new).mean()
 
 
+def test_fit_hyperparameters_of_several_targets_by_neighbours_sees_all(generator):
+    """Columns that one target alone depends on, and the noise that they share."""
+    X, _ = smooth(400)
+    Y = np.sin(2 * X) + 0.1 * np.random.default_rng(0).normal(size=X.shape)
+    settings = SearchSettings(exact_rows=50, subset_size=40, n_neighbors=8, n_steps=60)
+    kernels = [1.0 * Matern([1.0, 1.0], nu=nu) + WhiteKernel(0.1) for nu in (1.5, 2.5)]
+    found = fit_hyperparameters(kernels, as_data(X, Y), generator=generator, settings=settings)
+    assert found.kernel.k1.k2.nu == 2.5
+    assert (found.kernel.k1.k2.length_scale < 4).all()
+    assert found.kernel.k2.noise_level == pytest.approx(0.01, rel=0.5)
+
+
 def test_fit_hyperparameters_keeps_length_scales_that_neighbourhoods_cannot_see(generator):
     """Among the nearest a sine is a plane: its scale of 2 went to 3.9, the density to .41 nats."""
     rng = np.random.default_rng(0)

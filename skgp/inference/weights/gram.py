@@ -44,14 +44,14 @@ class StreamingGram(TensorState):
     ----------
     gram : Tensor of shape (m, m)
         A, symmetric, float64.
-    moment : Tensor of shape (m,)
+    moment : Tensor of shape (m,), or (m, t) of t targets
         b.
     feature_sum : Tensor of shape (m,)
         :math:`\Phi^T W 1`, for targets shifted afterwards (:meth:`standardised`).
     n_rows : int
     sum_weight, sum_target, sum_square, sum_log_weight : float
         :math:`\sum w_i`, :math:`\sum w_i y_i`, :math:`\sum w_i y_i^2`, :math:`\sum \log w_i`, of
-        shifted targets, as b.
+        shifted targets, as b; summed over targets, so that what follows of a mean is for one.
 
     Notes
     -----
@@ -77,11 +77,12 @@ class StreamingGram(TensorState):
         *,
         dtype: torch.dtype = torch.float64,  # of the features and of products within a chunk
         shift: float = 0.0,  # near the targets: squares of y - shift keep their digits
+        targets: tuple[int, ...] = (),  # (t,): targets of shape (n, t)
     ):
         self.basis, self.shift, self.dtype = basis, shift, dtype
         m = basis.n_features
         self.gram = torch.zeros(m, m, dtype=torch.float64)
-        self.moment = torch.zeros(m, dtype=torch.float64)
+        self.moment = torch.zeros(m, *targets, dtype=torch.float64)
         self.feature_sum = torch.zeros(m, dtype=torch.float64)
         self.n_rows: float = 0  # a float where rows count by their weights
         self.sum_weight = self.sum_target = self.sum_square = self.sum_log_weight = 0.0
@@ -92,9 +93,10 @@ class StreamingGram(TensorState):
         The sums move to the device of X (n, d) at the first call. Row i has noise variance
         ``noise_variance / sample_weight[i]``; a ValueError refuses weights that are not positive.
         """
-        if y.shape != (X.shape[0],):
-            raise ValueError(f"y must have shape ({X.shape[0]},); got {tuple(y.shape)}.")
-        weight = torch.ones_like(y) if sample_weight is None else sample_weight
+        shape = X.shape[0], *self.moment.shape[1:]
+        if y.shape != shape:
+            raise ValueError(f"y must have shape {shape}; got {tuple(y.shape)}.")
+        weight = y.new_ones(len(y)) if sample_weight is None else sample_weight
         check_sample_weight(weight, X.shape[0])
         y, weight = y.to(X.device, torch.float64) - self.shift, weight.to(X.device, torch.float64)
         for name in ("gram", "moment", "feature_sum"):
@@ -106,8 +108,8 @@ class StreamingGram(TensorState):
         mirror(self.gram)
         self.n_rows += X.shape[0]
         self.sum_weight += float(weight.sum())
-        self.sum_target += float(weight @ y)
-        self.sum_square += float(weight @ y.square())
+        self.sum_target += float((weight @ y).sum())
+        self.sum_square += float((weight @ y.square()).sum())
         self.sum_log_weight += float(weight.log().sum())
         return self
 
@@ -162,10 +164,12 @@ class StreamingGram(TensorState):
         Phi = X.new_empty(X.shape[0], self.basis.n_features)
         for block in range(self.basis.n_blocks):
             Phi[:, self.basis.block_slice(block)] = self.basis.features(X, block)
-        Phi *= weight.sqrt().to(X)[:, None]
-        moments = Phi.mT @ torch.stack([weight.sqrt() * y, weight.sqrt()], dim=1).to(X)  # (m, 2)
-        self.moment += moments[:, 0]
-        self.feature_sum += moments[:, 1]
+        root = weight.sqrt()[:, None]
+        Phi *= root.to(X)
+        Y = y.reshape(len(y), -1)
+        moments = Phi.mT @ torch.cat([root * Y, root], dim=1).to(X)  # (m, t + 1)
+        self.moment += moments[:, :-1].reshape(self.moment.shape)
+        self.feature_sum += moments[:, -1]
         add_gram(self.gram, Phi)
 
 
@@ -178,16 +182,21 @@ def gram_statistics(
 
 
 def log_marginal_likelihood(statistics: StreamingGram, noise_variance: float) -> float:
-    r"""Exact :math:`\log p(y \mid \sigma^2)` in nats, for the features as they are; O(m^3 / 3)."""
+    r"""Exact :math:`\log p(y \mid \sigma^2)` in nats, for the features as they are; O(m^3 / 3).
+
+    Summed over targets.
+    """
     _check(statistics, noise_variance)
     B = statistics.gram.clone()
     B.diagonal().add_(noise_variance)
     L = jittered_cholesky(B).factor
-    whitened = torch.linalg.solve_triangular(L, statistics.moment[:, None], upper=False)
+    moments = statistics.moment.reshape(len(L), -1)  # (m, t)
+    whitened = torch.linalg.solve_triangular(L, moments, upper=False)
     misfit = statistics.sum_square - float(whitened.square().sum())
     log_volume = float(log_det(L)) - len(L) * math.log(noise_variance)
     normaliser = statistics.n_rows * math.log(2 * math.pi * noise_variance)
-    return -0.5 * (misfit / noise_variance + normaliser - statistics.sum_log_weight + log_volume)
+    volume = normaliser - statistics.sum_log_weight + log_volume  # of a target
+    return -0.5 * (misfit / noise_variance + moments.shape[1] * volume)
 
 
 def refit_noise(statistics: StreamingGram, noise_variance: float, *, tol: float = 0.02) -> float:
@@ -241,7 +250,7 @@ def _check(statistics: StreamingGram, noise_variance: float) -> None:
 
 def optimal_gaussian(
     gram: Tensor,  # Phi' Phi (m, m); not changed
-    projection: Tensor,  # Phi' y (m,)
+    projection: Tensor,  # Phi' y (m,); or (m, t) of t targets, which have one C
     noise_variance: float | Tensor,
     prior_precision: Tensor,  # S, (m,) or (m, m)
     *,
@@ -278,9 +287,9 @@ def optimal_gaussian(
         G = G.diagonal_scatter(G.diagonal() + prior_precision)
     U, jitter = reverse_cholesky(G)
     half = torch.linalg.solve_triangular(
-        U, projection[:, None] / noise_variance, upper=True
-    )  # (m, 1)
-    mean = torch.linalg.solve_triangular(U.T, half, upper=False)[:, 0]
+        U, projection.reshape(m, -1) / noise_variance, upper=True
+    )  # (m, t)
+    mean = torch.linalg.solve_triangular(U.T, half, upper=False).reshape(projection.shape)
     units = torch.eye(m, n_dense, dtype=G.dtype, device=G.device)
     columns = torch.linalg.solve_triangular(U.T, units, upper=False)  # (m, k)
     return WeightGaussian(mean, columns, optimal_std(G.diagonal()[n_dense:])), jitter
@@ -311,7 +320,7 @@ def gram_posterior(
         statistics.gram,
         statistics.moment,
         noise_variance,
-        torch.ones_like(statistics.moment),
+        torch.ones_like(statistics.feature_sum),
         n_dense=m if n_dense_columns is None else n_dense_columns,
     )
     return LinearWeightsPosterior.from_gaussian(statistics.basis, q)
@@ -338,7 +347,8 @@ def statistics_posterior(
     n_dense = {"diagonal": 0, "chevron": min(n_dense_columns, m)}.get(covariance, m)
     posterior = gram_posterior(statistics, noise, n_dense_columns=n_dense)
     if covariance == "samples":
-        mean = posterior.mean_weights
-        deviations = posterior.sample_weights(n_samples, generator) - mean[:, None]
-        posterior = LinearWeightsPosterior.from_deviations(statistics.basis, mean, deviations)
+        deviations = posterior.sample_deviations(n_samples, generator)
+        posterior = LinearWeightsPosterior.from_deviations(
+            statistics.basis, posterior.mean_weights, deviations
+        )
     return posterior, noise, log_marginal_likelihood(statistics, noise)

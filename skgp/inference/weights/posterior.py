@@ -42,8 +42,9 @@ from skgp.linalg.runtime import TensorState
 class WeightGaussian(TensorState):
     r"""The Gaussian :math:`q(w) = N(\mu, C C^T)` with a chevron factor C.
 
-    `mean` is :math:`\mu` (m,); `columns` (m, k) are the dense columns of C, lower triangular with a
-    positive diagonal; `tail_std` (m - k,), positive, is the diagonal of C in the others.
+    `mean` is :math:`\mu` (m,), or (m, t) of t targets that share C; `columns` (m, k) are the dense
+    columns of C, lower triangular with a positive diagonal; `tail_std` (m - k,), positive, is the
+    diagonal of C in the others.
 
     Notes
     -----
@@ -59,7 +60,12 @@ class WeightGaussian(TensorState):
 
     def __init__(self, mean: Tensor, columns: Tensor, tail_std: Tensor) -> None:
         m, k = len(mean), columns.shape[-1]
-        if mean.ndim != 1 or columns.shape != (m, k) or k > m or tail_std.shape != (m - k,):
+        if (
+            mean.ndim not in (1, 2)
+            or columns.shape != (m, k)
+            or k > m
+            or tail_std.shape != (m - k,)
+        ):
             raise ValueError(
                 "mean, columns and tail_std must have shapes (m,), (m, k) and (m - k,), k <= m; "
                 f"got {tuple(mean.shape)}, {tuple(columns.shape)} and {tuple(tail_std.shape)}."
@@ -126,15 +132,15 @@ class WeightGaussian(TensorState):
 class LinearWeightsPosterior(TensorState):
     r"""Gaussian over the weights of a basis, and its predictions of the noise-free f.
 
-    `mean` (m,) is :math:`\mu`, `root` (m, r) is R, and `tail_std` (t,) are :math:`c_T`, the
-    standard deviations of the last t weights that are independent of R. ``O(n m (r + 1))`` a
-    prediction and its features. State: ``m (r + 1) + t`` numbers and the basis; a pickle holds
-    NumPy arrays.
+    `mean` (m,), or (m, t) of t targets that share all else, is :math:`\mu`, `root` (m, r) is R, and
+    `tail_std` are :math:`c_T`, the standard deviations of the last weights, independent of R.
+    ``O(n m (r + t))`` a prediction and its features. State: ``m (r + t)`` numbers, those of
+    `tail_std` and the basis; a pickle holds NumPy arrays.
     """
 
     def __init__(self, basis: Basis, mean: Tensor, root: Tensor, tail_std: Tensor):
         m = basis.n_features
-        if mean.shape != (m,) or root.ndim != 2 or root.shape[0] != m or len(tail_std) > m:
+        if len(mean) != m or root.ndim != 2 or root.shape[0] != m or len(tail_std) > m:
             raise ValueError(
                 f"mean, root and tail_std must have shapes ({m},), ({m}, r) and (t,), t <= {m}; "
                 f"got {tuple(mean.shape)}, {tuple(root.shape)} and {tuple(tail_std.shape)}."
@@ -161,15 +167,24 @@ class LinearWeightsPosterior(TensorState):
         return cls(basis, mean, root, mean.new_zeros(0))
 
     def mean(self, X: Tensor) -> Tensor:
-        """Posterior mean of f, shape (n,), float64."""
+        """Posterior mean of f, shape (n,) or (n, t), float64."""
         design = StreamedDesign(self.basis, X, keep=False)
-        return design.matmul(self.mean_weights[:, None].to(X.device))[:, 0]
+        return self._by_target(design.matmul(self._columns.to(X.device)))
 
     def mean_and_variance(self, X: Tensor) -> tuple[Tensor, Tensor]:
-        """Both moments of f, noise not included, each of shape (n,)."""
-        columns = self.mean_weights[:, None], self.root[None], self.tail_std[:, None]
+        """Mean (n,) or (n, t) and variance (n,) of f, noise not included."""
+        columns = self._columns, self.root[None], self.tail_std[:, None]
         mean, variance = _moments(self.basis, X, *columns)
-        return mean[:, 0], variance[:, 0]
+        return self._by_target(mean), variance[:, 0]
+
+    @property
+    def _columns(self) -> Tensor:
+        """Mean weights (m, t)."""
+        return self.mean_weights.reshape(self.basis.n_features, -1)
+
+    def _by_target(self, mean: Tensor) -> Tensor:
+        """Means (n, t), as (n,) where there is one target."""
+        return mean if self.mean_weights.ndim > 1 else mean[:, 0]
 
     def covariance(self, X: Tensor) -> Tensor:
         """Posterior covariance of f between all rows, shape (n, n), float64."""
@@ -184,15 +199,13 @@ class LinearWeightsPosterior(TensorState):
             covariance += scaled @ scaled.mT
         return covariance + half @ half.mT
 
-    def sample_weights(self, n_samples: int, generator: torch.Generator) -> Tensor:
-        """Independent draws of the weights, shape (m, n_samples), on the generator's device.
+    def sample_deviations(self, n_samples: int, generator: torch.Generator) -> Tensor:
+        """Draws of the weights less their mean, shape (m, n_samples), on the generator's device.
 
         They have exactly the covariance of this object, of rank S when it came from S draws.
         """
         device, tail = generator.device, len(self.tail_std)
-        weights = self.mean_weights.to(device)[:, None] + self.root.to(device) @ standard_normal(
-            self.root.shape[1], n_samples, generator
-        )
+        weights = self.root.to(device) @ standard_normal(self.root.shape[1], n_samples, generator)
         if tail:
             std = self.tail_std.to(device)[:, None]
             weights[-tail:] += std * standard_normal(len(weights), n_samples, generator)[-tail:]
@@ -270,10 +283,10 @@ class AugmentedPosterior(TensorState):
         return self.weights.mean(X)
 
     def mean_and_variance(self, X: Tensor) -> tuple[Tensor, Tensor]:
-        """Posterior mean and variance of f, each of shape (p,) or (p, c)."""
+        """Posterior mean and variance of f, each (p,) or (p, c); of targets that share it (p,)."""
         mean, variance = self.weights.mean_and_variance(X)
         unexplained = self.amplitude * self._basis.unexplained(X)
-        return mean, variance + unexplained.view(-1, *[1] * (mean.ndim - 1))
+        return mean, variance + unexplained.view(-1, *[1] * (variance.ndim - 1))
 
     def covariance(self, X: Tensor) -> Tensor:
         """Posterior covariance of a single f, shape (p, p)."""
@@ -295,11 +308,16 @@ def standard_normal(rows: int, columns: int, generator: torch.Generator) -> Tens
 def _moments(
     basis: Basis, X: Tensor, weights: Tensor, roots: Tensor, tail_std: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Means and variances (p, c) under weights (m, c), roots (c, m, r) and tails (t, c)."""
+    """Means and variances (p, c) under weights (m, c), roots (c, m, r) and tails (t, c).
+
+    Weights of more columns have means of these, whose variances are not theirs alone.
+    """
     c, _, r = roots.shape
     weights, tail_std = weights.to(X.device), tail_std.to(X.device)
-    mean = torch.zeros(len(X), c, dtype=torch.float64, device=X.device)
-    variance = torch.zeros_like(mean)
+    mean, variance = (
+        torch.zeros(len(X), columns, dtype=torch.float64, device=X.device)
+        for columns in (weights.shape[1], c)
+    )
     blocks = range(basis.n_blocks)  # none where no relevance vector is left
     width = max((block_width(basis, block) for block in blocks), default=0)
     row_bytes = 8 * (2 * width + c * (r + 2))

@@ -66,13 +66,12 @@ def test_posterior_predictions_do_not_depend_on_the_batch(rng, X_new):
 
 
 def test_posterior_sample_has_its_moments(rng, generator):
-    posterior, mean, Sigma = random_posterior(rng, 2, 9)
+    posterior, _, Sigma = random_posterior(rng, 2, 9)
     n_samples = 20_000
-    weights = posterior.sample_weights(n_samples, generator).numpy()
-    z = (weights.mean(1) - mean)[M - 9 :] / np.sqrt(np.diag(Sigma)[M - 9 :] / n_samples)
+    deviations = posterior.sample_deviations(n_samples, generator).numpy()
+    z = deviations.mean(1)[M - 9 :] / np.sqrt(np.diag(Sigma)[M - 9 :] / n_samples)
     assert np.abs(z).max() < 4
-    centred = weights - mean[:, None]
-    error = centred @ centred.T / n_samples - Sigma
+    error = deviations @ deviations.T / n_samples - Sigma
     spread = np.sqrt((np.outer(np.diag(Sigma), np.diag(Sigma)) + Sigma**2) / n_samples)
     assert np.abs(error / np.maximum(spread, 1e-12)).max() < 4.5  # 171 of them
 
