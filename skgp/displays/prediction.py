@@ -121,7 +121,7 @@ class PredictiveBandDisplay:
         rows = table_like(X, grid)
         display = cls(
             x,
-            estimator.predict(rows),
+            _of_one_target(estimator.predict(rows), 1, cls),
             *estimator.predict_interval(rows, coverage=coverage),
             coverage=coverage,
             observed=None if y is None else _observed(values[column], y),
@@ -240,7 +240,7 @@ class CoverageDisplay:
         nominal = np.asarray(levels, dtype=np.float64)
         tails = (1 - nominal) / 2
         quantiles = estimator.predict_quantiles(X, np.concatenate([tails, 1 - tails]))
-        lower, upper = np.hsplit(quantiles, 2)
+        lower, upper = np.hsplit(_of_one_target(quantiles, 2, cls), 2)
         y = np.asarray(y)[:, None]
         observed = ((lower <= y) & (y <= upper)).mean(axis=0)
         display = cls(nominal, observed, estimator_name=name or type(estimator).__name__)
@@ -300,6 +300,15 @@ def _observed(x: np.ndarray, y: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
     target = np.asarray(y, dtype=np.float64)
     kept = ~np.isnan(target)
     return x[kept], target[kept]
+
+
+def _of_one_target(values: np.ndarray, n_axes: int, caller: type) -> np.ndarray:
+    if np.ndim(values) > n_axes:
+        raise ValueError(
+            f"{caller.__name__}.from_estimator draws one target; the estimator was fitted to "
+            f"{values.shape[1]}. Give the arrays of one to {caller.__name__}."
+        )
+    return values
 
 
 def columns_of(X: Any) -> list[np.ndarray]:

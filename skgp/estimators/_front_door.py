@@ -23,6 +23,8 @@ LIKELIHOODS = {
     "neighbors": {"gaussian", "student_t", "poisson"},
     "state_space": {"gaussian", "student_t", "poisson"},
 }
+#: Methods that take several targets, with Gaussian noise.
+SEVERAL = {"auto", "exact", "qsgp", "vecchia"}
 #: Of classes, which every method has.
 LINKS = {"logit", "probit"}
 
@@ -37,7 +39,7 @@ def only_exact(estimator: Any, X: Any, y: np.ndarray) -> str | None:
         return f"kernel={kernel} {why}"
     if callable(estimator.optimizer):
         return f"optimizer={estimator.optimizer!r} is a function of theta"
-    if y.ndim > 1 and y.shape[1] > 1:
+    if _is_several(y) and not (estimator.method in SEVERAL and estimator.likelihood == "gaussian"):
         return f"y has {y.shape[1]} targets, which share a kernel"
     if getattr(estimator, "multi_class", None) == "one_vs_one" and estimator.n_classes_ > 2:
         return "multi_class='one_vs_one'"
@@ -47,6 +49,10 @@ def only_exact(estimator: Any, X: Any, y: np.ndarray) -> str | None:
     elif np.ndim(estimator.alpha) and np.ptp(estimator.alpha) != 0:
         return "alpha differs from row to row, for which other estimators have sample_weight"
     return None
+
+
+def _is_several(y: np.ndarray) -> bool:
+    return y.ndim > 1 and y.shape[1] > 1
 
 
 def choose_method(estimator: Any, X: Any, y: np.ndarray) -> tuple[str, str]:
@@ -74,18 +80,18 @@ def choose_method(estimator: Any, X: Any, y: np.ndarray) -> tuple[str, str]:
     if reason is not None:
         return "exact", reason
     n, d = X.shape
-    return _by_size(n, d, estimator.kernel, likelihood, has_exact)
+    return _by_size(n, d, estimator.kernel, likelihood, has_exact, several=_is_several(y))
 
 
 def _by_size(
-    n: int, d: int, kernel: Kernel | None, likelihood: str, has_exact: bool
+    n: int, d: int, kernel: Kernel | None, likelihood: str, has_exact: bool, *, several: bool
 ) -> tuple[str, str]:
     if has_exact and n <= EXACT_ROWS:
         return "exact", f"{n} rows are no more than {EXACT_ROWS}"
     why = f"{n} rows are more than {EXACT_ROWS}" if has_exact else f"likelihood={likelihood!r}"
     if likelihood == "laplace":
         return "qsgp", why
-    if d == 1 and (kernel is None or has_state_space(split_noise(kernel)[0])):
+    if d == 1 and not several and (kernel is None or has_state_space(split_noise(kernel)[0])):
         return "state_space", f"{why}, and X has one column"
     if not has_exact:
         return "neighbors", why
@@ -113,12 +119,12 @@ def noise_of_alpha(alpha: float, scale: float) -> float:
 
 
 def regressor_of(estimator: Any, y: np.ndarray, alpha: float) -> tuple[Any, float]:
-    """The estimator of ``method_``, and which part of its noise is `alpha`; y (n,) the targets.
+    """The estimator of ``method_``, and which part of its noise is `alpha`; targets (n,) or (n, t).
 
     Its noise is the sum of `alpha` and of the kernel's WhiteKernel, within bounds moved likewise.
     """
     kernel = None if estimator.kernel is None else noise_on_top(clone(estimator.kernel))
-    std, least = float(np.std(y)), 10 * np.finfo(float).eps * float(np.abs(y).max())
+    std, least = float(y.std(axis=0).max()), 10 * np.finfo(float).eps * float(np.abs(y).max())
     scale = 1.0 if estimator.normalize_y or std <= least else std
     noise = noise_of_alpha(alpha, scale) if estimator.likelihood == "gaussian" else 0.0
     if noise:

@@ -64,10 +64,10 @@ class GaussianProcessRegressor(
         "exact" is scikit-learn's model at :math:`O(n^3)`. "qsgp" is `QSGPRegressor`, "vecchia"
         `VecchiaGPRegressor`, "neighbors" `SWSGPRegressor`, by kriging where noise is Gaussian,
         "state_space" `StateSpaceGPRegressor`, each with the kernel and the noise given. "auto" is
-        "exact" up to 2000 rows and where no other can be (several targets, a callable `optimizer`,
-        a kernel that has to be called, an `alpha` that differs from row to row), then
-        "state_space" for one column, "vecchia" for more than 10000 rows of two or three, and
-        "qsgp", which compares routes, neighbours among them, on held-out data where the kernel
+        "exact" up to 2000 rows and where no other can be (a callable `optimizer`, a kernel that
+        has to be called, an `alpha` that differs from row to row), then "state_space" for one
+        column and one target, "vecchia" for more than 10000 rows of two or three, and "qsgp", which
+        compares routes, neighbours among them, on held-out data where the kernel
         matrix does not fit in memory.
     likelihood : {"gaussian", "laplace", "student_t", "poisson"}, default="gaussian"
         Observation noise; others than "gaussian" are not "exact": "laplace" (outliers) is "qsgp",
@@ -224,7 +224,7 @@ class GaussianProcessRegressor(
             if self.method_ == "exact":
                 self._fit_exact(X, y, alpha, session)
             else:
-                self._fit_estimator(X, y.ravel(), alpha, session)
+                self._fit_estimator(X, y.ravel() if n_targets == 1 else y, alpha, session)
         return self
 
     def _fit_exact(

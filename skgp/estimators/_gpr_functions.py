@@ -143,7 +143,7 @@ class RegressorFunctions:
         asked = {"return_std": True, "return_mean_grad": True, "return_std_grad": True}
         mean, std, d_mean, d_std = self.estimator_.predict(X, **asked)
         if self._alpha:
-            d_var = 2 * std[:, None] * d_std
+            d_var = 2 * std[..., None] * d_std
             std = np.sqrt(np.maximum(std**2 - self._alpha * np.square(self._y_train_std), 0.0))
             d_std = std_gradient(d_var, std)
         return mean, std, d_mean, d_std

@@ -143,7 +143,7 @@ class RegressorPredictions(RegressorFunctions):
         mean, spread = found
         noise = self._alpha * np.square(self._y_train_std)
         if return_cov:
-            return mean, spread - noise * np.eye(len(spread))
+            return mean, spread - of_targets(np.eye(len(spread)), noise)
         return mean, np.sqrt(np.maximum(spread**2 - noise, 0.0))
 
     def sample_y(self, X: ArrayLike, n_samples: int = 1, random_state=0) -> np.ndarray:

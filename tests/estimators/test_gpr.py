@@ -328,6 +328,35 @@ def test_another_method_is_its_estimator(method, cls, options):
         np.testing.assert_array_equal(call(model), call(direct))
 
 
+@pytest.mark.parametrize("normalize_y", [False, True])
+def test_several_targets_of_many_rows_are_those_of_qsgp(normalize_y, few_exact):
+    """And of the exact process, in its units, the noise of alpha left out."""
+    y = np.column_stack([Y, X[:, 0] ** 2])
+    shared = dict(kernel=2.0 * RBF() + NOISE, alpha=0.1, optimizer=None, normalize_y=normalize_y)
+    many = GaussianProcessRegressor(**shared).fit(SERIES, y)
+    exact = GaussianProcessRegressor(method="exact", **shared).fit(SERIES, y)
+    assert (many.method_, exact.method_) == ("qsgp", "exact")
+    assert many.sample_y(SERIES[:5], 3).shape == many.sample_f(SERIES[:5], 3).shape == (5, 2, 3)
+    for asked in (
+        {},
+        {"return_std": True},
+        {"return_cov": True},
+        {"return_std": True, "return_mean_grad": True, "return_std_grad": True},
+    ):
+        for mine, other in zip(
+            many.predict(SERIES[:5], **asked), exact.predict(SERIES[:5], **asked), strict=True
+        ):
+            np.testing.assert_allclose(mine, other, rtol=1e-7, atol=1e-9)
+    for call in (
+        lambda m: m.log_predictive_density(SERIES, y),
+        lambda m: m.predict_quantiles(SERIES, [0.1, 0.5]),
+        lambda m: m.latent_mean_and_variance(SERIES)[0],
+        lambda m: m.noise_variance_,
+        lambda m: m.log_marginal_likelihood_value_,
+    ):
+        np.testing.assert_allclose(call(many), call(exact), rtol=1e-7, atol=1e-9)
+
+
 @pytest.mark.parametrize("alpha", [0.1, np.full(40, 0.1)], ids=["number", "constant array"])
 @pytest.mark.parametrize("noise", [None, WhiteKernel(0.1, "fixed"), WhiteKernel(0.1)])
 @pytest.mark.parametrize("normalize_y", [False, True])
@@ -385,7 +414,11 @@ def test_a_refit_by_another_method_leaves_nothing_behind():
 @pytest.mark.parametrize(
     ("params", "y", "message"),
     [
-        ({"method": "qsgp"}, np.column_stack([Y, Y]), "2 targets, which share a kernel. Set meth"),
+        (
+            {"method": "neighbors"},
+            np.column_stack([Y, Y]),
+            "2 targets, which share a ker.*Set meth",
+        ),
         ({"method": "qsgp", "kernel": PairwiseKernel()}, Y, "by calling it. Set method='exact'"),
         ({"method": "qsgp", "likelihood": "poisson"}, Y, "'laplace'.; got likelihood='poisson'"),
         ({"method": "exact", "likelihood": "poisson"}, Y, "likelihood='poisson' needs another"),

@@ -15,6 +15,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 from skgp import QSGPRegressor, VecchiaGPRegressor
+from skgp.displays import CoverageDisplay, PredictiveBandDisplay
 from skgp.estimators import log_predictive_density_scorer
 from skgp.learning import vecchia
 from skgp.learning.search import SearchSettings
@@ -198,6 +199,15 @@ def test_targets_scored_are_those_of_the_fit(data):
     ):
         model.log_predictive_density(X, Y[:, :2])
     assert model.score(X, Y) == pytest.approx(r2_score(Y, model.predict(X)))
+
+
+def test_displays_draw_one_target(data):
+    pytest.importorskip("matplotlib")
+    X, Y, _ = data
+    model = QSGPRegressor(KERNEL, optimizer=None).fit(X, Y)
+    for display in (PredictiveBandDisplay, CoverageDisplay):
+        with pytest.raises(ValueError, match="draws one target; the estimator was fitted to 3"):
+            display.from_estimator(model, X, Y)
 
 
 def test_a_constant_target_is_predicted_beside_others(data, X_new):
