@@ -423,7 +423,7 @@ def _series(data: Data, terms: Terms | None) -> list[Series]:
 def _parts(state: State, *, split: bool = False) -> list[Kernel]:
     """Kernels of the components; of a series all at once, or its summands."""
     if isinstance(state, Exact | InducingState):
-        return summands(state.kernel) if split else [state.kernel]
+        return summands(getattr(state, "widest", state.kernel)) if split else [state.kernel]
     return list(state.kernels)
 
 

@@ -80,7 +80,7 @@ from skgp.learning.defaults import (
     LEAST_EFFECT,
     PRIOR_START_NOISE,
 )
-from skgp.learning.markov.averaging import average, leaves_open
+from skgp.learning.markov.averaging import averaged
 from skgp.learning.markov.choice import choose_kernel
 from skgp.learning.markov.ends import averaged_state, state_of
 from skgp.learning.markov.minibatch import MinibatchElbo, fit_minibatches
@@ -208,9 +208,11 @@ def fit_series(
         starts = likeliest_starts(kernel, processes[0], likelihood)
         found = from_likeliest_start(found, starts, processes[0], value, climb)
     if knots is None and likelihood.is_gaussian:
-        found = with_fine_form(found, left_by_terms(processes[0], found, objective), climb)
-        if several and structured and leaves_open(found, len(processes[0].times)):
-            points = average(found, of_terms, objective, likelihood, processes[0])
+        rest = left_by_terms(processes[0], found, objective)
+        found = with_fine_form(found, rest, climb)
+        few = (of_terms, objective, likelihood, processes[0], rest)
+        points = averaged(found, *few) if several and structured else None
+        if points is not None:
             given = processes[0], likelihood, offsets[0], objective.objectives[0], terms
             state, end = averaged_state(points, *given), (found.n_iter, found.history)
             return Fit([state], points.mean_noise, points.points[0].value, *end)

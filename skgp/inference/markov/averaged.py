@@ -15,6 +15,7 @@ from torch import Tensor
 
 from skgp.inference.markov.series import Series
 from skgp.inference.markov.states import SeriesState
+from skgp.kernels.expression import summands
 from skgp.kernels.sde import StateSpace
 from skgp.likelihoods import Likelihood
 from skgp.linalg.runtime import TensorState
@@ -32,6 +33,11 @@ class AveragedState(TensorState):
     def kernel(self) -> Any:
         """That of the likeliest."""
         return self.states[0].kernel
+
+    @property
+    def widest(self) -> Any:
+        """That of most parts, those of `components`."""
+        return max((state.kernel for state in self.states), key=lambda each: len(summands(each)))
 
     @property
     def form(self) -> StateSpace:
@@ -62,7 +68,16 @@ class AveragedState(TensorState):
 
     def components(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Means and variances (n, p) of the parts of the model."""
-        return self._mixed([state.components(x) for state in self.states])
+        found = [state.components(x) for state in self.states]
+        width = max(mean.shape[1] for mean, _ in found)
+        n_terms = 0 if self.terms is None else len(self.terms.parts)
+
+        def wide(part: Tensor) -> Tensor:
+            """With parts of the kernel that a state lacks, which add nothing, before the terms."""
+            own, others = part.tensor_split([part.shape[1] - n_terms], 1)
+            return torch.cat([own, part.new_zeros(len(part), width - part.shape[1]), others], 1)
+
+        return self._mixed([(wide(mean), wide(var)) for mean, var in found])
 
     def covariance(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Mean (n,) and joint covariance (n, n) of f at any rows."""

@@ -13,11 +13,17 @@ mode, :math:`N(\hat u, \Sigma)` (Laplace), and predictions are a mixture over po
 beside the mode, of :math:`w_0 \propto 1`: nodes of Gauss and Hermite for each axis, whose weight
 is 1/6 of the mode's where the posterior is Gaussian, less where it falls faster, and never more.
 A direction that the data do not see has the width of its prior.
+
+Of a series too short for the trends of :mod:`.structure`, predictions are averaged over whether a
+straight line lies beneath the process, too. The odds are the ratio of the evidences with the line
+and with a level in its place, of the same wide prior; the change over the range has the variance
+that a line of all the variance of the data has, 12 times theirs.
 """
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -26,9 +32,11 @@ from torch import Tensor
 from skgp.inference.markov.series import Series
 from skgp.kernels import LocalLinearTrend
 from skgp.kernels.expression import summands
-from skgp.learning.defaults import AVERAGED_ROWS, LEAST_WEIGHT
+from skgp.learning.defaults import AVERAGED_ROWS, LEAST_WEIGHT, LINE_LEAST_ROWS, SEASON_LEAST_ROWS
+from skgp.learning.markov.choice import short_climb
 from skgp.learning.markov.objectives import Component, Objective
 from skgp.learning.markov.search import Climb, Search
+from skgp.learning.markov.structure import parts_of
 from skgp.learning.posterior.defaults import NOISE_SHARE, SD
 from skgp.learning.posterior.log_posterior import Density
 from skgp.learning.posterior.modes import bounded_inverse, hessian_by_differences, search_modes
@@ -114,6 +122,52 @@ def leaves_open(found: Search, n_rows: int) -> bool:
     n_free = sum(int((each.high > each.low).sum()) for each in found.components) + 1
     trends = any(type(part) is LocalLinearTrend for part in summands(found.kernel))
     return n_rows <= AVERAGED_ROWS * n_free and not trends
+
+
+def averaged(
+    found: Search,
+    starts: Sequence[Component],
+    objective: Objective,
+    likelihood: Likelihood,
+    series: Series,
+    rest: Series,
+) -> Average | None:
+    """Points in place of the one where a search ended, if the rows are few.
+
+    `starts` are the components of the terms, `rest` the series without what they add.
+    """
+    n_rows, points = len(series.times), None
+    if leaves_open(found, n_rows):
+        points = average(found, starts, objective, likelihood, series)
+    if LINE_LEAST_ROWS <= n_rows < SEASON_LEAST_ROWS:
+        points = points or Average((found,), (1.0,))
+        return _over_line(points, found, objective, likelihood, rest)
+    return points
+
+
+def _over_line(
+    points: Average, found: Search, objective: Objective, likelihood: Likelihood, series: Series
+) -> Average:
+    """Those points, and the process above a line, the likelier of the two first."""
+    make, (process, *of_terms) = parts_of(series), found.components
+    starts = (process.kernel, found.parameters), (make.bend(), None)
+
+    def above(part: Any) -> Search:
+        searches = [
+            short_climb(Component(kernel + part), objective, likelihood, parameters)
+            for kernel, parameters in starts
+        ]
+        return max(searches, key=lambda search: search.value)
+
+    line = above(make.straight())
+    odds = math.exp(min(line.value - above(make.level()).value, -math.log(LEAST_WEIGHT)))
+    share = odds / (1 + odds)
+    if share < LEAST_WEIGHT:
+        return points
+    line = replace(line, components=[*line.components, *of_terms])
+    parts = [((line,), (share,)), (points.points, tuple((1 - share) * w for w in points.weights))]
+    (some, weights), (others, rest) = parts if odds > 1 else parts[::-1]
+    return Average(some + others, weights + rest)
 
 
 def average(

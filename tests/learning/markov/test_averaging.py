@@ -3,12 +3,15 @@
 import itertools
 
 import numpy as np
+import pytest
 import torch
-from sklearn.gaussian_process.kernels import ConstantKernel, Matern
+from sklearn.gaussian_process import GaussianProcessRegressor
+from sklearn.gaussian_process.kernels import ConstantKernel, Matern, WhiteKernel
 
 from skgp import StateSpaceGPRegressor
 from skgp.inference.markov.averaged import AveragedState
 from skgp.inference.markov.series import make_series
+from skgp.kernels import LocalLinearTrend
 from skgp.learning.markov.averaging import average
 from skgp.learning.markov.ends import averaged_state
 from skgp.learning.markov.objectives import GaussianEvidence, SharedEvidence
@@ -91,7 +94,45 @@ def test_an_averaged_model_agrees_with_itself_and_goes_on():
     assert np.isfinite(model.predict(X, filtered=True)).all()
 
 
+@pytest.mark.filterwarnings("ignore:The optimal value")
+def test_the_share_of_a_line_is_the_ratio_of_dense_evidences():
+    t = np.sort(np.random.default_rng(5).uniform(0, 19, 20))
+    y = 0.06 * t + 0.5 * np.random.default_rng(1).standard_normal(20)
+    z, span = (y - y.mean()) / y.std(), np.ptp(t)
+    values = []
+    for change in (1e-8, 12.0):
+        fixed = {f"{name}_bounds": "fixed" for name in ("diffusion", "level", "slope")}
+        line = LocalLinearTrend(1e-8 / span**3, 1e3, change / span**2, origin=t[0] - span, **fixed)
+        start = 0.3 * Matern(1.0, (1e-4, 1e4), nu=1.5) + WhiteKernel(0.3, (1e-8, 10.0))
+        dense = GaussianProcessRegressor(start + line, n_restarts_optimizer=5, random_state=0)
+        values.append(dense.fit(t[:, None], z).log_marginal_likelihood_value_)
+    share = 1 / (1 + np.exp(values[0] - values[1]))
+    state = StateSpaceGPRegressor().fit(t[:, None], y)._states[0]
+    parts = zip(state.states, state.weights, strict=True)
+    above = [weight for each, weight in parts if "LocalLinearTrend" in str(each.kernel)]
+    assert 0.1 < share < 0.9
+    np.testing.assert_allclose(above, [share], atol=0.01)
+
+
+def test_short_series_with_a_slope_are_forecast_along_it_and_others_are_not():
+    inside, flat = [], []
+    for seed in range(6):
+        t, e = np.arange(26.0), np.random.default_rng(seed).standard_normal(26)
+        for slope, found in ((0.12, inside), (0.0, flat)):
+            y = slope * np.maximum(t - 10, 0) + 0.3 * e
+            model = StateSpaceGPRegressor().fit(t[:20, None], y[:20])
+            mean, std = model.predict(t[20:, None], return_std=True)
+            found.append(np.abs(y[20:] - mean) / (std if slope else 0.3))
+            parts = model.predict_components(t[:, None])
+            assert parts.shape[1] == len(model.component_names_)
+            np.testing.assert_allclose(
+                parts.sum(1) + model.intercept_, model.predict(t[:, None]), atol=1e-9
+            )
+    assert np.mean(np.array(inside) < 1.96) > 0.75
+    assert np.sqrt(np.mean(np.square(flat))) < 1.2
+
+
 def test_many_rows_are_not_averaged():
-    t = np.arange(36.0)
-    y = np.sin(t) + 0.3 * np.random.default_rng(0).standard_normal(36)
+    t = np.arange(44.0)
+    y = np.sin(t) + 0.3 * np.random.default_rng(0).standard_normal(44)
     assert not isinstance(StateSpaceGPRegressor().fit(t[:, None], y)._states[0], AveragedState)
