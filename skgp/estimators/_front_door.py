@@ -24,7 +24,7 @@ LIKELIHOODS = {
     "state_space": {"gaussian", "student_t", "poisson"},
 }
 #: Methods that take several targets, with Gaussian noise.
-SEVERAL = {"auto", "exact", "qsgp", "vecchia"}
+SEVERAL = {"auto", "exact", "qsgp", "vecchia", "neighbors"}
 #: Of classes, which every method has.
 LINKS = {"logit", "probit"}
 

@@ -286,10 +286,11 @@ def components_predict_better(
     """
     labels = is_classifier(estimator)
     random = np.random.RandomState(seed)
-    judged = held_out_rows(y, min(len(X) // 3, TRIAL_JUDGED), random, X=X, classes=labels)
+    first = y if y.ndim == 1 else y[:, 0]  # of several targets one is stratified
+    judged = held_out_rows(first, min(len(X) // 3, TRIAL_JUDGED), random, X=X, classes=labels)
     rows = np.flatnonzero(~judged)
     if len(rows) > TRIAL_ROWS:
-        left = held_out_rows(y[rows], len(rows) - TRIAL_ROWS, random, X=X[rows], classes=labels)
+        left = held_out_rows(first[rows], len(rows) - TRIAL_ROWS, random, X=X[rows], classes=labels)
         rows = rows[~left]
     if not judged.any():
         return False
@@ -304,7 +305,8 @@ def components_predict_better(
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # what the fit itself does warns by itself
             trial.fit(X[rows], y[rows], **given)
-            losses.append(-trial.log_predictive_density(X[judged], y[judged], **asked))
+            density = trial.log_predictive_density(X[judged], y[judged], **asked)
+            losses.append(-density.reshape(len(density), -1).mean(1))
     weight = None if sample_weight is None else sample_weight[judged]
     share = LABEL_SHARE if labels else None
     return improves(losses[1], losses[0], weight=weight, least_share=share)

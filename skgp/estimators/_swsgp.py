@@ -165,7 +165,7 @@ class SWSGPRegressor(SWSGPMixin, LikelihoodGPRegressor, StreamingGPRegressor):
         The bound with that weight, in nats of the standardised targets, summed over the rows.
     polished_ : bool
         Whether a polish was kept.
-    noise_variance_ : float
+    noise_variance_ : float or ndarray of shape (t,)
         In squared units of y; none for counts.
     likelihood_scale_ : float
         Of Student-t noise, in units of y.
@@ -180,7 +180,7 @@ class SWSGPRegressor(SWSGPMixin, LikelihoodGPRegressor, StreamingGPRegressor):
         Whether Ctrl-C stopped the fit.
     n_features_in_ : int
     feature_names_in_ : ndarray of str
-    y_mean_, y_scale_ : float
+    y_mean_, y_scale_ : float or ndarray of shape (t,)
         Mean and standard deviation of the targets, for Student-t noise of those that are no gross
         outliers.
 
@@ -197,6 +197,9 @@ class SWSGPRegressor(SWSGPMixin, LikelihoodGPRegressor, StreamingGPRegressor):
     points while there are fewer than ``n_inducing``, and change q(u); those before them are summed
     up by one precision an inducing point, so that late ones count for somewhat more than early
     ones. With ``method="kriging"`` they join those that are kriged from, which is exact.
+
+    With ``method="kriging"`` `fit` takes targets y (n, t): they share neighbours, kernel and noise,
+    which has in each the same share of its variance, and are independent given these.
 
     Rows that dask holds, or that exceed `memory_budget` in memory, are read in blocks. Inducing
     points and hyper-parameters are then those of 60000 rows at random, fewer where they would not
@@ -302,6 +305,10 @@ class SWSGPRegressor(SWSGPMixin, LikelihoodGPRegressor, StreamingGPRegressor):
 
     # ---- training ------------------------------------------------------------------------
 
+    @property
+    def _one_target(self) -> str | None:
+        return None if self.method == "kriging" else f" with method={self.method!r}"
+
     def _check_parameters(self, *, stream: bool = False) -> None:
         super()._check_parameters(stream=stream)
         if self.method == "kriging" and self.likelihood != "gaussian":
@@ -319,7 +326,7 @@ class SWSGPRegressor(SWSGPMixin, LikelihoodGPRegressor, StreamingGPRegressor):
         stream: bool = False,
         blocks: MappedBlocks | None = None,
     ) -> None:
-        given = self._projected(data, data.y.numpy()[:, None], backend)
+        given = self._projected(data, data.y.reshape(len(data), -1).numpy(), backend)
         data = merged(given, backend.device, replicates=self._is_gaussian)
         self.history_ = {"hyperparameters": []}
         kernel, white = self._learn_kernel(session, given, data, backend)
@@ -379,10 +386,10 @@ class SWSGPRegressor(SWSGPMixin, LikelihoodGPRegressor, StreamingGPRegressor):
 
     def _fit_kriging(self, kernel: Kernel, noise: float, data: Data, backend: Backend) -> None:
         """Keep the rows that predictions are kriged from."""
-        n, rows = len(data), replace(data, y=data.y[:, None], scatter=None)
+        n, rows = len(data), replace(data, y=data.y.reshape(len(data), -1), scatter=None)
         rows = self._kriging_rows(rows, backend)
         self._set_neighbors(len(rows), each_row=len(rows) == n, n_latent=1)
-        columns = rows.X, rows.y, rows.weight, rows.y.new_zeros(1)
+        columns = rows.X, rows.y, rows.weight, rows.y.new_zeros(rows.n_targets)
         H, neighbors = self.n_neighbors_, self.neighbors
         self._set_kriging(KrigingModel(kernel, noise, *columns, H, neighbors=neighbors))
 
@@ -407,4 +414,4 @@ class SWSGPRegressor(SWSGPMixin, LikelihoodGPRegressor, StreamingGPRegressor):
         rows = to_tensor(self._inputs(X), device=self._posterior.device)
         union = self.joint_prediction == "union"
         mean, covariance = to_arrays(*self._posterior.mean_and_covariance(rows, union=union))
-        return mean[:, 0], covariance[0]
+        return self._by_target(mean), covariance[0]

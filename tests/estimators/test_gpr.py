@@ -415,7 +415,7 @@ def test_a_refit_by_another_method_leaves_nothing_behind():
     ("params", "y", "message"),
     [
         (
-            {"method": "neighbors"},
+            {"method": "state_space"},
             np.column_stack([Y, Y]),
             "2 targets, which share a ker.*Set meth",
         ),

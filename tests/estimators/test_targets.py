@@ -6,7 +6,7 @@ from functools import partial
 import numpy as np
 import pytest
 from scipy import stats
-from sklearn.base import clone
+from sklearn.base import BaseEstimator, clone
 from sklearn.gaussian_process import GaussianProcessRegressor as ScikitLearn
 from sklearn.gaussian_process.kernels import RBF, Matern, WhiteKernel
 from sklearn.metrics import r2_score
@@ -14,9 +14,10 @@ from sklearn.model_selection import GridSearchCV
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
-from skgp import QSGPRegressor, VecchiaGPRegressor
+from skgp import QSGPRegressor, SWSGPRegressor, VecchiaGPRegressor
 from skgp.displays import CoverageDisplay, PredictiveBandDisplay
 from skgp.estimators import log_predictive_density_scorer
+from skgp.estimators._reduction import components_predict_better
 from skgp.learning import vecchia
 from skgp.learning.search import SearchSettings
 
@@ -35,6 +36,8 @@ ROUTES = {
     "cg of weights": QSGPRegressor(**FOURIER, solver="cg", tol=1e-12),
     "gauss-seidel": QSGPRegressor(**FOURIER, solver="gauss-seidel", tol=1e-12, max_iter=300),
     "neighbors": QSGPRegressor(basis="neighbors", n_basis=20),
+    "kriging": SWSGPRegressor(method="kriging", n_neighbors=15),
+    "kriging of some": SWSGPRegressor(method="kriging", n_neighbors=15, n_inducing=40),
     "vecchia": VecchiaGPRegressor(n_neighbors=8, n_inducing=0),
     "vecchia, inducing": VecchiaGPRegressor(n_neighbors=8, n_inducing=10),
 }
@@ -129,8 +132,16 @@ def test_hyperparameters_have_the_greatest_joint_evidence(make, data):
     np.testing.assert_allclose(model.noise_variance_, noise * Y.var(0))
 
 
-@pytest.mark.parametrize("make, n", [(QSGPRegressor, 50), (VecchiaGPRegressor, 300)])
-def test_default_kernels_are_learned_from_all_targets(make, n, monkeypatch):
+@pytest.mark.parametrize(
+    ("model", "n"),
+    [
+        (QSGPRegressor(), 50),
+        (SWSGPRegressor(method="kriging"), 50),
+        (VecchiaGPRegressor(n_neighbors=8, n_inducing=0, max_iter=4, batch_size=500), 300),
+    ],
+    ids=["qsgp", "kriging", "vecchia"],
+)
+def test_default_kernels_are_learned_from_all_targets(model, n, monkeypatch):
     """A column that one target alone depends on is known to matter."""
     few = partial(SearchSettings, exact_rows=100)
     monkeypatch.setattr(vecchia, "SearchSettings", few)
@@ -139,9 +150,7 @@ def test_default_kernels_are_learned_from_all_targets(make, n, monkeypatch):
     Y = np.stack([np.sin(2 * X[:, 0]), np.sin(2 * X[:, 1])], 1) + 0.1 * rng.normal(
         size=(n + 100, 2)
     )
-    quick = {"n_neighbors": 8, "n_inducing": 0, "max_iter": 4, "batch_size": 500}
-    model = make(random_state=0, **(quick if make is VecchiaGPRegressor else {}))
-    model.fit(X[:n], Y[:n])
+    model = clone(model).set_params(random_state=0).fit(X[:n], Y[:n])
     assert (r2_score(Y[n:], model.predict(X[n:]), multioutput="raw_values") > 0.9).all()
     np.testing.assert_allclose(model.noise_variance_, 0.01, rtol=0.5)
 
@@ -168,6 +177,7 @@ REFUSED = [
     (QSGPRegressor(basis="relevance"), "QSGPRegressor with basis='relevance' takes one target"),
     (QSGPRegressor(likelihood="laplace"), "with likelihood='laplace' takes one target"),
     (QSGPRegressor(solver="sgd"), "with solver='sgd' takes one target"),
+    (SWSGPRegressor(), "SWSGPRegressor with method='variational' takes one target"),
     (VecchiaGPRegressor(likelihood="poisson"), "with likelihood='poisson' takes one target"),
     (VecchiaGPRegressor(likelihood="student_t"), "with likelihood='student_t' takes one target"),
 ]
@@ -181,14 +191,39 @@ def test_what_takes_one_target_says_so(model, message, data):
     assert not model.__sklearn_tags__().target_tags.multi_output
 
 
-def test_partial_fit_takes_one_target(data):
+@pytest.mark.parametrize(
+    "model",
+    [
+        QSGPRegressor(KERNEL, optimizer=None),
+        SWSGPRegressor(KERNEL, method="kriging", optimizer=None),
+    ],
+    ids=["qsgp", "kriging"],
+)
+def test_partial_fit_takes_one_target(model, data):
     X, Y, _ = data
-    model = QSGPRegressor(KERNEL, optimizer=None)
     with pytest.raises(ValueError, match="by partial_fit takes one target.*MultiOutputRegressor"):
         model.partial_fit(X, Y)
     model.partial_fit(X, Y[:, 0])
     with pytest.raises(ValueError, match="by partial_fit takes one target.*MultiOutputRegressor"):
         model.partial_fit(X, Y)
+    if isinstance(model, SWSGPRegressor):  # whose fit later rows may join
+        with pytest.raises(ValueError, match="goes on from a fit to one target; the last was to 3"):
+            clone(model).fit(X, Y).partial_fit(X, Y[:, 0])
+
+
+@pytest.mark.parametrize("gains", [[1.0, 0.5], [1.0, -3.0]])
+def test_a_projection_is_judged_by_all_targets(gains, data):
+    class Judged(BaseEstimator):
+        def __init__(self, projection=None, random_state=None):
+            self.projection, self.random_state = projection, random_state
+
+        def fit(self, X, y):
+            return self
+
+        def log_predictive_density(self, X, y):
+            return np.zeros_like(y) + (0.0 if self.projection is None else gains)
+
+    assert components_predict_better(Judged(), data[0], data[1][:, :2]) == (sum(gains) > 0)
 
 
 def test_targets_scored_are_those_of_the_fit(data):
