@@ -42,6 +42,7 @@ References
 
 import math
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -53,6 +54,7 @@ from skgp.kernels.expression import split_noise
 from skgp.kernels.scales import amplitude_range, scale_amplitude
 from skgp.learning.defaults import (
     AUTOCORRELATED,
+    EVALUATIONS_SAVED,
     EVIDENCE_TOL,
     LONG,
     MOST_GROUPED,
@@ -60,11 +62,17 @@ from skgp.learning.defaults import (
     SHORT,
     SMOOTHER_FACTORS,
 )
-from skgp.learning.kernel_family import ChoiceSettings, Family, LeaveOneOut, leave_one_out
+from skgp.learning.kernel_family import (
+    ChoiceSettings,
+    Family,
+    LeaveOneOut,
+    inverse_hessian,
+    leave_one_out,
+)
 from skgp.learning.selection import improves
 from skgp.learning.starts import likeliest_start
 from skgp.linalg.runtime import Callback
-from skgp.optim.bfgs import minimize_within
+from skgp.optim.bfgs import minimize_by_curvature, minimize_within
 
 _WITHOUT_PRIORS = ChoiceSettings(ratio_scale=math.inf, noise_scale=math.inf, tol=EVIDENCE_TOL)
 
@@ -100,7 +108,7 @@ def choose_kernel(
     than ``screen_rows``.
 
     About 100 evaluations of the evidence on at most ``screen_rows`` rows and one for each hyper-
-    parameter; of more rows, then about 20 on all.
+    parameter; of more rows, then some 5 on all, led by the curvature on few.
     """
     settings = settings or ChoiceSettings()
     few = data.take(random_rows(len(data), settings.screen_rows, generator))
@@ -112,13 +120,10 @@ def choose_kernel(
     rivals = [
         fit for fit in others if fit.loss < chosen.loss + settings.rival / chosen.family.total
     ]
-    fits = [
-        search.run(Family(fit.family.kernel, data, settings), fit.theta)
-        for fit in [chosen, *rivals][:2]
-    ]
+    fits = [search.of_more(fit, data) for fit in [chosen, *rivals][:2]]
     best = min(fits, key=lambda fit: fit.loss)
     if len(np.unique(chosen.groups)) < len(chosen.theta):
-        best = search.simplest([search.run(best.family, chosen.theta, chosen.groups), best])[0]
+        best = search.simplest([search.of_more(chosen, data, chosen.groups), best])[0]
     return best.kernel, search.history
 
 
@@ -173,8 +178,12 @@ class _Search:
         *,
         max_iter: int | None = None,
         patience: float = 1.0,
+        inverse: np.ndarray | None = None,
     ) -> Choice:
-        """Search from theta; elements of one group move together."""
+        """Search from theta; elements of one group move together.
+
+        `inverse` approximates that of the Hessian in the moves of groups (n_groups, n_groups).
+        """
         low, high = family.bounds.T
         if len(theta) != len(low):  # of a family of other hyper-parameters
             theta = family.start
@@ -193,15 +202,22 @@ class _Search:
             return loss, np.bincount(groups, gradient, size)
 
         max_iter = self.settings.max_iter if max_iter is None else max_iter
-        x, loss = minimize_within(
-            objective,
-            np.zeros(size),
-            bounds,
-            max_iter=max_iter,
-            tol=self.settings.tol / patience,
-            tell=self._tell,
-        )
+        options: dict = {"max_iter": max_iter, "tol": self.settings.tol / patience}
+        minimize = minimize_within
+        if inverse is not None:
+            minimize = partial(minimize_by_curvature, inverse_hessian=inverse)
+        x, loss = minimize(objective, np.zeros(size), bounds, **options, tell=self._tell)
         return Choice(family, theta + x[groups], float(loss), groups)
+
+    def of_more(self, few: Choice, data: Data, groups: np.ndarray | None = None) -> Choice:
+        """The optimum of more observations, from that of few and led by the curvature there."""
+        family, inverse = Family(few.family.kernel, data, self.settings), None
+        if groups is None:
+            groups = np.arange(len(few.theta))
+        dear = (len(data) / len(few.family.data)) ** 2  # an evaluation of all, in those of few
+        if not self.stopped and groups.max(initial=-1) < EVALUATIONS_SAVED * dear:
+            inverse = inverse_hessian(few.family, few.theta, groups)
+        return self.run(family, few.theta, groups, inverse=inverse)
 
     def _tell(self, loss: float) -> bool:
         self.history.append(-float(loss))

@@ -175,6 +175,20 @@ def leave_one_out(
     return LeaveOneOut(-density / error.shape[1], square.mean(1), spread)
 
 
+def inverse_hessian(family: Family, theta: np.ndarray, groups: np.ndarray) -> np.ndarray:
+    """About that of the loss, in nats an observation, of moves of the groups, (n_groups,) squared.
+
+    By differences of the gradient, an evaluation for each group; of positive eigenvalues.
+    """
+    size = int(groups.max(initial=-1)) + 1
+    slope, hessian = family.at(theta)[1], np.empty((size, size))
+    for group in range(size):
+        moved = family.at(theta + DIFFERENCE * (groups == group))[1]
+        hessian[group] = np.bincount(groups, moved - slope, size) / DIFFERENCE
+    values, vectors = np.linalg.eigh(0.5 * (hessian + hessian.T))
+    return family.total * (vectors / np.maximum(np.abs(values), LEAST_CURVATURE)) @ vectors.T
+
+
 def _free_groups(
     family: Family, theta: np.ndarray, slope: np.ndarray, groups: np.ndarray
 ) -> np.ndarray:

@@ -206,6 +206,34 @@ def minimize_within(
     return guarded.x, guarded.best
 
 
+def minimize_by_curvature(
+    objective: ValueAndGradient,
+    start: np.ndarray,
+    bounds: np.ndarray,
+    *,
+    inverse_hessian: np.ndarray,
+    max_iter: int,
+    tol: float,
+    tell: Callable[[float], bool] = lambda loss: False,
+) -> tuple[np.ndarray, float]:
+    """As :func:`minimize_within`, by BFGS from a start (p,) near which the curvature is known.
+
+    The search ends where the inverse Hessian (p, p), updated, expects a fall below `tol`.
+    """
+    guarded = _Refusing(objective, start, refuse_far=True, tell=tell)
+
+    def of_one(points: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        value, gradient = guarded(points[0])
+        return np.array([value]), gradient[None]
+
+    options: dict = {"max_iter": max_iter, "tol": tol, "inverse_hessian": inverse_hessian}
+    try:
+        minimize_batch(of_one, start[None], bounds=bounds, **options)
+    except StopIteration:
+        pass
+    return guarded.x, guarded.best
+
+
 # ---- many starts
 
 
@@ -230,6 +258,7 @@ def minimize_batch(
     bounds: np.ndarray,  # (p, 2)
     max_iter: int = 100,  # rounds, of one evaluation of each search
     tol: float = 1e-6,
+    inverse_hessian: np.ndarray | None = None,  # (p, p), about what it is at the starts
     callback: Callback | None = None,  # callback(round, {"loss": least value}); True stops
 ) -> BatchMinimum:
     """Search a minimum from each of the starts.
@@ -240,7 +269,7 @@ def minimize_batch(
     low, high = bounds.T
     x = np.clip(np.asarray(starts, float), low, high)
     value, gradient = function(x)
-    state = _Searches(x, value, gradient, low, high)
+    state = _Searches(x, value, gradient, low, high, inverse_hessian)
     stopped, n_evaluations, n_rounds = False, len(x), 0
     while n_rounds < max_iter and not stopped:
         running = state.running(tol)
@@ -260,12 +289,13 @@ def minimize_batch(
 class _Searches:
     """Points, gradients, inverse Hessians and step lengths of all searches."""
 
-    def __init__(self, x, value, gradient, low, high) -> None:
+    def __init__(self, x, value, gradient, low, high, inverse_hessian) -> None:
         self.x, self.value, self.gradient = x, np.array(value, float), np.array(gradient, float)
         self._low, self._high = low, high
         k, p = x.shape
-        self._H = np.broadcast_to(np.eye(p), (k, p, p)).copy()
-        self._fresh = np.ones(k, dtype=bool)  # no curvature seen yet
+        known = inverse_hessian is not None
+        self._H = np.broadcast_to(inverse_hessian if known else np.eye(p), (k, p, p)).copy()
+        self._fresh = np.full(k, not known)  # no curvature seen yet
         self._t = np.ones(k)
         self._ended = ~np.isfinite(self.value)
         self.converged = np.zeros(k, dtype=bool)

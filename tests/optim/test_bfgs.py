@@ -8,7 +8,12 @@ import torch
 from scipy.optimize import minimize
 
 from skgp.optim import NonFiniteLossError
-from skgp.optim.bfgs import minimize_batch, minimize_lbfgs, minimize_within
+from skgp.optim.bfgs import (
+    minimize_batch,
+    minimize_by_curvature,
+    minimize_lbfgs,
+    minimize_within,
+)
 
 
 def quadratic(n=12, seed=0):
@@ -310,3 +315,21 @@ def test_minimize_within_evaluates_where_scipy_does_unless_far_losses_are_refuse
     np.testing.assert_allclose(x, [0.0, 3.0], atol=1e-3)
     same = len(seen) == len(expected) and all(map(np.array_equal, seen, expected))
     assert same != refuse_far
+
+
+def test_minimize_by_curvature_takes_a_newton_step_within_the_bounds():
+    curvature = np.diag([1e4, 1.0]) + 10.0
+
+    def quadratic(x):
+        return 0.5 * x @ curvature @ x, curvature @ x
+
+    seen, far = [], np.array([[-9.0, 9.0]] * 2)
+    options = {"inverse_hessian": np.linalg.inv(curvature), "max_iter": 20, "tol": 1e-9}
+    x, loss = minimize_by_curvature(
+        quadratic, np.array([0.3, -2.0]), far, **options, tell=seen.append
+    )
+    assert len(seen) == 2 and loss == min(seen)
+    np.testing.assert_allclose(x, 0, atol=1e-12)
+    bounds = np.array([[0.1, 9.0], [-9.0, 9.0]])
+    x, _ = minimize_by_curvature(quadratic, np.array([0.3, -2.0]), bounds, **options)
+    np.testing.assert_allclose(x, [0.1, -1 / 11], rtol=1e-6)
