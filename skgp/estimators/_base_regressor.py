@@ -246,7 +246,8 @@ class BaseGPRegressor(RegressorMixin, LatentFunction):
         X = self._validate_prediction(X)
         offset = self._offset_at(exposure, X)
         if return_cov:
-            check_joint_memory(len(X), "Ask for fewer of them at once, or for return_std=True")
+            remedy = "Ask for fewer of them at once, or for return_std=True"
+            check_joint_memory(len(X), remedy, self.y_scale_)
             mean, covariance = self._predictive_covariance(
                 *self._latent_mean_and_covariance(X), **offset
             )

@@ -334,7 +334,8 @@ def _lazily(estimator: Any, name: str, X: Any, arguments: dict[str, Any]) -> Any
     parts, lengths = dask_rows(X)
     _check_rows(sum(lengths), X, estimator)
     alike, by_row = _split(arguments, lengths)
-    example = np.empty(1)  # a number a row, where rows are scored
+    # A number a row and target, where rows are scored.
+    example = np.empty((1, *np.shape(getattr(estimator, "y_scale_", 1.0))))
     if "y" not in arguments:
         one = X._meta_nonempty[:1] if hasattr(X, "columns") else np.ones((1, X.shape[1]))
         example = getattr(estimator, name)(one, **alike, **dict.fromkeys(by_row, np.ones(1)))

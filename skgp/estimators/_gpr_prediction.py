@@ -104,7 +104,8 @@ class RegressorPredictions(RegressorFunctions):
     def _posterior(self, X: Any, return_std: bool, return_cov: bool) -> Any:
         """Mean in the units of y, and the standard deviation or covariance where asked for."""
         if return_cov:
-            check_joint_memory(len(X), "Ask for fewer of them at once, or for return_std=True")
+            remedy = "Ask for fewer of them at once, or for return_std=True"
+            check_joint_memory(len(X), remedy, self._y_train_std)
             K = cross_gram(self.kernel_, X, self.X_train_)  # (p, n)
             mean, scale = self._in_units(K @ self.alpha_)
             return mean, of_targets(covariance(self.L_, K, self.kernel_(X)), scale**2)

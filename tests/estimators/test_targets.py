@@ -253,6 +253,25 @@ def test_a_constant_target_is_predicted_beside_others(data, X_new):
     assert np.isfinite(std).all() and np.ptp(mean[:, 0]) > 0
 
 
+def test_rows_of_dask_are_scored_target_by_target(data):
+    da = pytest.importorskip("dask.array")
+    X, Y, _ = data
+    model = QSGPRegressor(KERNEL, optimizer=None).fit(X, Y)
+    found = model.log_predictive_density(da.from_array(X, (30, 2)), da.from_array(Y, (30, T)))
+    assert found.shape == Y.shape
+    np.testing.assert_allclose(found.compute(), model.log_predictive_density(X, Y))
+
+
+def test_joint_covariances_of_all_targets_have_to_fit(data):
+    X, Y, _ = data
+    one = QSGPRegressor(KERNEL, optimizer=None, memory_budget=60_000_000).fit(X, Y[:, 0])
+    many = clone(one).fit(X, np.repeat(Y, 30, axis=1))
+    rows = np.zeros((400, 2))
+    assert one.predict(rows, return_cov=True)[1].shape == (400, 400)
+    with pytest.raises(MemoryError, match="The joint covariance of 400 rows"):
+        many.predict(rows, return_cov=True)
+
+
 def test_composition(data, X_new):
     pandas = pytest.importorskip("pandas")
     X, Y, weight = data
