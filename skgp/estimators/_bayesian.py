@@ -21,7 +21,7 @@ from skgp.estimators._posterior_summary import PosteriorSummary, inference_data,
 from skgp.inference.gaussian_mixture import mixture_log_density, mixture_quantiles
 from skgp.learning.evidence import ExactEvidence
 from skgp.learning.posterior.log_posterior import LogPosterior
-from skgp.learning.posterior.priors import element_names, resolve_priors
+from skgp.learning.posterior.priors import Priors, element_names, resolve_priors
 from skgp.learning.posterior.samples import PosteriorSamples, single_sample
 from skgp.models.bayesian import (
     Plan,
@@ -32,7 +32,6 @@ from skgp.models.bayesian import (
     predictive_mixture,
     resolve_plan,
 )
-from skgp.priors import Prior
 
 
 class BayesianGPRegressor(BaseGPRegressor):
@@ -55,12 +54,14 @@ class BayesianGPRegressor(BaseGPRegressor):
         `HalfNormal` of :mod:`skgp.priors`; one for all, one for each, or a dict by
         name (``"length_scale"``, in full ``"k1__k2__length_scale"``, or of one element
         ``"length_scale[0]"``, ``"length_scale[pressure]"``). None: log-normal, wide (a factor of
-        20 either way), around the scales of the data; periods within 20% of the kernel's own.
+        20 either way), around the scales of the data, the length scales of a kernel correlated
+        (their ratios are within a factor of 16); periods within 20% of the kernel's own.
     solver : {"auto", "cholesky", "cg"}, default="auto"
         Factorisations of the kernel matrix, up to 4000 distinct rows the default, or conjugate
         gradients.
     sampler : {"auto", "importance", "hmc", "langevin", "mala", "sgld"}, default="auto"
-        "importance" (the default) and "hmc" for "cholesky"; "langevin" (the default), "mala",
+        "importance" and "hmc" for "cholesky", by default the first, and the second of more than 20
+        hyper-parameters and at most 200 rows; "langevin" (the default), "mala",
         which corrects its discretisation, and "sgld", that of the paper, for "cg".
     roulette : {"adaptive", "paper"}, default="adaptive"
         Of "cg": how linear systems are cut short without bias.
@@ -122,7 +123,7 @@ class BayesianGPRegressor(BaseGPRegressor):
     hyperparameter_names_ : list of str, of length p
         With the names of the columns where X had them: ``"length_scale[pressure]"``.
     priors_ : tuple of Prior, of length p
-        Empty for ``optimizer=None``.
+        Empty for ``optimizer=None``. Its ``log_density(u)`` is their joint density.
     diagnostics_ : dict
         "sampler", "converged", "problems" (sentences), "ess" and what the sampler adds.
     log_marginal_likelihood_value_ : float
@@ -247,7 +248,7 @@ class BayesianGPRegressor(BaseGPRegressor):
         learns = self.optimizer is not None
         plan = resolve_plan(self.solver, self.sampler, len(data.y), learns=learns)
         self.history_ = {}
-        self.priors_: tuple[Prior, ...] = ()
+        self.priors_ = Priors()
         columns = getattr(self, "feature_names_in_", None)
 
         def posterior_of(kernel: Kernel, rows: Data = data) -> LogPosterior:
@@ -441,9 +442,8 @@ class BayesianGPRegressor(BaseGPRegressor):
         other.diagnostics_ = {"sampler": "map", "converged": True, "problems": [], "ess": 1.0}
         at_map = self.diagnostics_.get("log_posterior_map")
         if at_map is not None and hasattr(self, "log_marginal_likelihood_value_"):
-            pairs = zip(self.priors_, self.map_, strict=True)
-            log_prior = sum(float(prior.log_density(u)) for prior, u in pairs)
-            other.log_marginal_likelihood_value_ = at_map - log_prior
+            log_prior = self.priors_.log_density(self.map_)
+            other.log_marginal_likelihood_value_ = at_map - float(log_prior)
         return other
 
     # ---- prediction, in the standardised scale -----------------------------------------------

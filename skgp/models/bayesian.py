@@ -107,6 +107,7 @@ class Plan(NamedTuple):
 
     solver: str
     sampler: str
+    automatic: bool = False  # whether the sampler was left open
 
 
 def resolve_plan(solver: str, sampler: str, n: int, *, learns: bool = False) -> Plan:
@@ -121,7 +122,8 @@ def resolve_plan(solver: str, sampler: str, n: int, *, learns: bool = False) -> 
         owner = [name for name, own in SAMPLERS.items() if sampler in own]
         fits = n <= tuned.MOST_EXACT and needed <= memory_budget()
         solver = owner[0] if owner else ("cholesky" if fits else "cg")
-    if sampler == "auto":
+    automatic = sampler == "auto"
+    if automatic:
         sampler = SAMPLERS[solver][0]
     if sampler not in SAMPLERS[solver]:
         choices = " or ".join(repr(name) for name in ("auto", *SAMPLERS[solver]))
@@ -132,7 +134,7 @@ def resolve_plan(solver: str, sampler: str, n: int, *, learns: bool = False) -> 
     if solver == "cholesky":
         what = f"solver='cholesky' with kernel matrices of {n} distinct rows"
         require_memory(needed, what, "Use solver='cg'")
-    return Plan(solver, sampler)
+    return Plan(solver, sampler, automatic)
 
 
 def _refuse_recomputation(n: int) -> None:
@@ -214,9 +216,17 @@ def draw_samples(
     of_cg: dict[str, Any],
     **of_run: Any,  # of `sample_exact`, besides: None is for what the sampler takes by default
 ) -> PosteriorSamples:
-    """Samples of the posterior by the sampler of the plan."""
+    """Samples of the posterior by the sampler of the plan.
+
+    Of many hyper-parameters few points of importance sampling carry all the weight: where the
+    sampler was left open and observations are few, chains take their place.
+    """
     if plan.solver == "cholesky":
-        return sample_exact(posterior, sampler=plan.sampler, rng=rng, starts=starts, **of_run)
+        many = plan.automatic and posterior.n_dims > tuned.MANY_DIMS and posterior.batched
+        sampler = "hmc" if many else plan.sampler
+        if many and of_run["n_samples"] is None:
+            of_run["n_samples"] = tuned.DRAWS_OF_MANY
+        return sample_exact(posterior, sampler=sampler, rng=rng, starts=starts, **of_run)
     of_run["n_draws"] = of_run.pop("n_samples")
     run = Run(**{name: value for name, value in of_run.items() if value is not None})
     return sample_stochastic(

@@ -196,7 +196,7 @@ def adaptive_importance_sampling(
     rng: np.random.Generator,
     rounds: Rounds | None = None,
     shares: np.ndarray | None = None,  # (m,), of the components; equal by default
-    wide: tuple[np.ndarray, np.ndarray] | None = None,  # centre and scales (p,) of a proposal that
+    wide: tuple[np.ndarray, np.ndarray] | None = None,  # centre and covariance of a proposal that
     wide_share: float = 1 / 8,  # has this share of every round, to reach what the others may miss
 ) -> ImportanceSamples:
     """Weighted points of a density known up to a constant.
@@ -216,7 +216,7 @@ def adaptive_importance_sampling(
     covariances = np.asarray(covariance, float).reshape(len(means), means.shape[1], -1)
     mixture = [_proposal(*each, 0, plan.df) for each in zip(means, covariances, strict=True)]
     weights = np.ones(len(mixture)) if shares is None else np.asarray(shares, float)
-    others = [] if wide is None else [StudentT(wide[0], np.diag(wide[1]), plan.df)]
+    others = [] if wide is None else [StudentT(wide[0], cholesky_factor(wide[1]), plan.df)]
     n_wide = 2 * round(wide_share * plan.n_points / 2) * len(others)
     done: list[_Round] = []
     with Parallel(n_jobs=plan.n_jobs) as parallel:
@@ -366,13 +366,16 @@ def _refitted(
 ) -> tuple[list[StudentT], np.ndarray]:
     """The next components: moments of the points, weights tempered where few carry them.
 
-    Each point counts for a component in proportion to its density there [3]_. A component of too
-    few points stays as it is, and one of next to no weight is dropped.
+    Each point counts for a component in proportion to its density there [3]_, and the more the
+    farther out it is in any coordinate: variances, whose number of effective points is the least,
+    are settled by the tails. A component of too few points stays as it is, and one of next to no
+    weight is dropped.
     """
     x, p = samples.points, samples.points.shape[1]
     # p (p + 1) / 2 numbers are fitted; 5 points for each direction keep their noise harmless.
     enough = min(10 + 5 * p, 0.5 * len(x))
-    log_weights = _tempered(samples.log_weights, enough)
+    squares = (x - samples.mean) ** 2 / np.maximum(samples.covariance.diagonal(), tuned.TINY)
+    log_weights = _tempered(samples.log_weights + np.log1p(squares.max(axis=1)), enough)
     terms = np.stack([q.log_density(x) for q in mixture]) + np.log(shares / shares.sum())[:, None]
     log_parts = log_weights + terms - logsumexp(terms, axis=0)  # (m, s)
     totals = logsumexp(log_parts, axis=1)

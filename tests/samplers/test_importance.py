@@ -232,7 +232,7 @@ def three_humps(x):
 
 
 def test_a_wide_proposal_finds_modes_that_none_starts_from(rng):
-    wide = np.zeros(1), np.full(1, 6.0)
+    wide = np.zeros(1), np.full((1, 1), 36.0)
     for child in rng.spawn(3):
         found = importance(three_humps, np.zeros(1), np.eye(1), rng=child, wide=wide)
         assert found.converged and found.log_normalizer == pytest.approx(0.0, abs=0.15)
@@ -261,3 +261,21 @@ def test_importance_sampling_goes_on_until_the_spread_is_known(rng):
     found = importance(laplace, np.zeros(2), np.eye(2), rng=rng, target_ess=400)
     assert found.converged and found.ess_spread >= 200
     np.testing.assert_allclose(np.diag(found.covariance), 2.0, rtol=0.3)
+
+
+def test_proposals_follow_what_settles_variances(rng):
+    """A tail of 3% of the mass has half of a variance; few points must not settle it."""
+
+    def tail(x):
+        z = (x - [-5.0, 0.0]) / [2.0, 1.0]
+        return np.logaddexp(math.log(0.97) - 0.5 * x @ x, math.log(0.03 / 2) - 0.5 * z @ z)
+
+    covariances = np.array([np.eye(2), 16 * np.eye(2)])
+    wide = np.zeros(2), 16 * np.eye(2)
+    shares = np.array([0.75, 0.25])
+    for child in rng.spawn(3):
+        found = importance(
+            tail, np.zeros((2, 2)), covariances, rng=child, wide=wide, shares=shares, df=5
+        )
+        assert found.converged and len(found.points) <= 1024
+        assert abs(found.covariance[0, 0] / 1.82 - 1) < 0.2

@@ -19,6 +19,11 @@ FARTHEST = 3.0  # of a start from the middle, in coordinates without bounds
 # ---- default priors
 NOISE_SHARE = 0.1  # of the variance of the targets: the median of the noise
 SD, PERIOD_SD = 1.5, 0.1  # of the logarithms: a factor of 20 and one of 1.2 either way
+# Of the logarithms of the ratios of length scales, see `Priors`. Log densities of generated data,
+# 60 columns and 100 to 200 rows: 4, 12 and 60 relevant ones -.71, -1.08 and -1.46 with 1.1, -.79,
+# -1.09 and -1.44 with .8, -1.42, -1.13 and -1.41 with .6 (noise is all that most chains find) and
+# -.88, -1.09 and -1.49 where scales are independent.
+RATIO_SD = 1.0
 ROUNDING = 1e-12  # relative to the values, below which a spread is none
 
 # ---- modes, by values and gradients
@@ -87,12 +92,20 @@ ROUND, ROUND_OF_FEW = 256, 512  # points of importance sampling between two refi
 FEW = 45  # rows, whose likelihoods cost less than what goes with a round
 # Shares of the points for a law as wide as the prior, kept in every round, and for one that begins
 # there and is refitted to what the modes leave over; degrees of freedom. In the small benchmark
-# these leave no spread off by more than 12%; an eighth, no such component and 10 degrees of freedom
-# leave four off by 15%.
-WIDE, WIDE_OF_FEW, REST, DF = 1 / 8, 1 / 4, 1 / 4, 5
+# these leave no spread off by more than 10%; no such component and 10 degrees of freedom leave four
+# off by 15%. A quarter for the first takes an eighth more points.
+WIDE, REST, DF = 1 / 8, 1 / 4, 5
 CHUNK = 4  # points for one worker
 LARGE = 1000  # rows beyond which callbacks are told more often
 PILOT_ROUNDS = 2  # of importance sampling, before "hmc"
+# Hyper-parameters beyond which chains are the default for at most 200 rows: of 100 rows importance
+# sampling reaches its ESS in most fits of 14 columns, in half of those of 20, and in none of 30,
+# where 5120 points are worth 3.
+MANY_DIMS = 20
+DRAWS_OF_MANY = 400  # of each of these chains; those that mix have mixed by 350
+# Effective points of it for each dimension that make proposals and a metric: of 30 and 60 columns
+# it has a few, and chains take a quarter of the gradients with the curvature at the mode instead.
+PILOT_WORTH = 5.0
 LEAST_MODE_SHARE = 0.1  # of the points of importance sampling, for each mode
 MOST_POINTS, MOST_DRAWS = 5120, 1000  # of importance sampling; of a chain
 

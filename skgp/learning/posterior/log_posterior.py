@@ -1,9 +1,9 @@
 r"""The exact log posterior of the hyper-parameters, in their logarithms u, and without bounds.
 
-.. math:: \log p(u \mid y) = \log N(y; 0, K_u + \sigma_u^2 I) + \sum_j \log p_j(u_j) + \text{const}
+.. math:: \log p(u \mid y) = \log N(y; 0, K_u + \sigma_u^2 I) + \log p(u) + \text{const}
 
-with :math:`p_j` the density of u (:mod:`skgp.priors`), and zero outside the bounds of the kernel's
-hyper-parameters.
+with p(u) the density of :class:`~skgp.learning.posterior.priors.Priors`, and zero outside the
+bounds of the kernel's hyper-parameters.
 """
 
 import math
@@ -26,6 +26,7 @@ from skgp.kernels.hyperparameters import bounds_of, n_dims_of
 from skgp.kernels.pairwise import PairwiseKernel
 from skgp.learning.evidence import ExactEvidence
 from skgp.learning.posterior import defaults as tuned
+from skgp.learning.posterior.priors import Priors
 from skgp.linalg import NotPositiveDefiniteError
 from skgp.linalg.cholesky import cho_inverse, jittered_cholesky
 from skgp.linalg.runtime import to_arrays
@@ -70,8 +71,11 @@ class LogPosterior(Density):
     n_dims : int
     bounds : ndarray of shape (n_dims, 2)
         Of u.
-    medians, prior_sd : ndarray of shape (n_dims,)
-        Logarithms of the priors' medians, and standard deviations of the priors of u.
+    priors : Priors
+    medians : ndarray of shape (n_dims,)
+        Logarithms of the priors' medians.
+    prior_covariance : ndarray of shape (n_dims, n_dims)
+        Of u.
     signal : sklearn kernel expression
         Without its noise.
     places, noise_place : list of int, int or None
@@ -98,10 +102,11 @@ class LogPosterior(Density):
                 f"priors has {len(priors)} entries and the kernel {self.n_dims} free "
                 "hyper-parameters; give one prior for each."
             )
-        self.kernel, self.data, self.priors = kernel, data, tuple(priors)
+        self.kernel, self.data = kernel, data
+        self.priors = priors if isinstance(priors, Priors) else Priors(priors)
         self.bounds = bounds_of(kernel)
         self.medians = np.log([prior.median for prior in self.priors])
-        self.prior_sd = np.array([getattr(p, "log_sd", tuned.PRIOR_SD) for p in self.priors])
+        self.prior_covariance = self.priors.covariance
         # Kernel objects take longer to ask than a small matrix to factor: they are asked once.
         self.signal, self._bind, self._built_in = signal, Binder(signal), built_in(signal)
         self.places, self.noise_place, self._noise = theta_places(kernel)
@@ -133,14 +138,12 @@ class LogPosterior(Density):
     def log_prior(self, u: np.ndarray) -> np.ndarray:
         """Log prior of u (..., n_dims), in nats; -inf outside the bounds."""
         u = np.asarray(u, dtype=float)
-        parts = [prior.log_density(u[..., j]) for j, prior in enumerate(self.priors)]
         inside = ((u >= self.bounds[:, 0]) & (u <= self.bounds[:, 1])).all(-1)
-        return np.where(inside, np.sum(parts, axis=0), -np.inf)
+        return np.where(inside, self.priors.log_density(u), -np.inf)
 
     def prior_gradient(self, u: np.ndarray) -> np.ndarray:
         """Gradient (..., n_dims) of the log prior."""
-        u = np.asarray(u, dtype=float)
-        return np.stack([p.gradient(u[..., j]) for j, p in enumerate(self.priors)], axis=-1)
+        return self.priors.gradient(np.asarray(u, dtype=float))
 
     def log_densities(self, u: np.ndarray) -> np.ndarray:
         """Log posterior (k,) of u (k, n_dims), in nats, up to the log marginal likelihood."""
@@ -291,8 +294,8 @@ class FreePosterior(Density):
 
     a posterior that is flat between narrow bounds is standard normal in x, and one that rises
     towards a bound has a smooth tail. Between equal bounds u is constant, and x standard normal
-    whatever the data. Other coordinates are u itself. `medians` and `prior_sd` are those of the
-    prior of x, roughly; `bounds` are left to coordinates that are u, which nothing comes near.
+    whatever the data. Other coordinates are u itself. `medians` and `prior_covariance` are those of
+    the prior of x, roughly; `bounds` are left to coordinates that are u, which nothing comes near.
     """
 
     def __init__(self, posterior: LogPosterior, felt: np.ndarray) -> None:
@@ -303,7 +306,8 @@ class FreePosterior(Density):
         free = np.array([-math.inf, math.inf])
         self.bounds = np.where(felt[:, None], free, posterior.bounds)
         self.medians = np.where(felt, 0.0, posterior.medians)
-        self.prior_sd = np.where(felt, 1.0, posterior.prior_sd)
+        either = felt | felt[:, None]
+        self.prior_covariance = np.where(either, np.eye(self.n_dims), posterior.prior_covariance)
 
     def to_u(self, x: np.ndarray) -> np.ndarray:
         """Logarithms of the hyper-parameters (..., p) at x (..., p)."""

@@ -119,7 +119,8 @@ def laplace_modes(
     """
     recorder = StopRecorder(callback)
     data, p = posterior.data, posterior.n_dims
-    drawn = posterior.medians + posterior.prior_sd * rng.standard_normal((tuned.MORE_STARTS, p))
+    root = np.linalg.cholesky(posterior.prior_covariance)
+    drawn = posterior.medians + rng.standard_normal((tuned.MORE_STARTS, p)) @ root.T
     # Short and long length scales with little and much noise explain the same data: two starts.
     starts = [posterior.medians, posterior.medians - math.log(2), *starts, *drawn]
     if len(data.y) <= tuned.SEARCH_ROWS:

@@ -1,7 +1,7 @@
 """Priors of the hyper-parameters of a kernel: defaults from the data, and what a user gave."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,9 +12,68 @@ from skgp.learning.posterior import defaults as tuned
 from skgp.priors import LogNormal, Prior
 
 
+class Priors(tuple):
+    r"""One prior for each element of ``kernel.theta``, and how those of length scales go together.
+
+    The logarithms of the length scales of a kernel, each normal of standard deviation s, have a
+    level in common and ratios of standard deviation :math:`\tau` about it,
+
+    .. math:: u_j = \log m_j + \sqrt{s^2 - \tau^2}\, z_0 + \tau z_j.
+
+    Were they independent, of many columns some would be short a priori, and all functions noise:
+    :math:`E \sum_j (x_j - x_j')^2 / \ell_j^2` is :math:`e^{2 s^2}` = 90 times that at the medians.
+    """
+
+    vectors: tuple[slice, ...]  # of elements that are so, all of standard deviation `SD`
+
+    def __new__(cls, priors: Sequence[Prior] = (), vectors: Sequence[slice] = ()) -> "Priors":
+        """Priors, and the places of those that are length scales of one kernel."""
+        self = super().__new__(cls, priors)
+        self.vectors = tuple(vectors)
+        return self
+
+    @property
+    def covariance(self) -> np.ndarray:
+        """Prior covariance (p, p) of u."""
+        found = np.diag([float(getattr(p, "log_sd", tuned.PRIOR_SD)) ** 2 for p in self])
+        for part in self.vectors:
+            within = found[part, part]
+            within[~np.eye(len(within), dtype=bool)] = tuned.SD**2 - tuned.RATIO_SD**2
+        return found
+
+    def log_density(self, u: np.ndarray) -> np.ndarray:
+        """Of u (..., p), in nats."""
+        found = np.sum([prior.log_density(u[..., j]) for j, prior in enumerate(self)], axis=0)
+        ratio_var = tuned.RATIO_SD**2
+        for part, moved, level, level_var in self._moves(u):
+            k = moved.shape[-1]
+            squares = ((moved - level) ** 2).sum(-1) / ratio_var
+            squares += k * level[..., 0] ** 2 / level_var
+            log_det = (k - 1) * math.log(ratio_var) + math.log(level_var)
+            joint = -0.5 * (squares + log_det + k * math.log(2 * math.pi))
+            apart = [self[j].log_density(u[..., j]) for j in range(part.start, part.stop)]
+            found = found + joint - np.sum(apart, axis=0)
+        return found
+
+    def gradient(self, u: np.ndarray) -> np.ndarray:
+        """Of the log density, (..., p)."""
+        found = np.stack([prior.gradient(u[..., j]) for j, prior in enumerate(self)], axis=-1)
+        for part, moved, level, level_var in self._moves(u):
+            found[..., part] = (level - moved) / tuned.RATIO_SD**2 - level / level_var
+        return found
+
+    def _moves(self, u: np.ndarray) -> Iterator[tuple[slice, np.ndarray, np.ndarray, float]]:
+        """Each vector's place, u less its medians (..., k), their mean (..., 1), k its variance."""
+        for part in self.vectors:
+            moved = u[..., part] - np.log([prior.median for prior in self[part]])
+            k = moved.shape[-1]
+            level_var = tuned.RATIO_SD**2 + k * (tuned.SD**2 - tuned.RATIO_SD**2)
+            yield part, moved, moved.mean(-1, keepdims=True), level_var
+
+
 def default_priors(
     kernel: Any, X: np.ndarray, y: np.ndarray, sample_weight: np.ndarray | None = None
-) -> tuple[Prior, ...]:
+) -> Priors:
     r"""Wide log-normal priors (n_theta,) whose medians are the scales of the data.
 
     ==========================  ===========================================================
@@ -26,8 +85,9 @@ def default_priors(
     ==========================  ===========================================================
 
     Each has standard deviation 1.5 in the logarithm, but periods, which only the user knows, 0.1:
-    a likelihood has a mode for every period that divides the data nearly as well. Observations far
-    from all others do not count in the spread of a column.
+    a likelihood has a mode for every period that divides the data nearly as well. The length scales
+    of a kernel, one a column, have a level in common (`Priors`). Observations far from all others
+    do not count in the spread of a column.
     """
     X = np.asarray(X, dtype=float)
     mean, spread = np.average(X, axis=0, weights=sample_weight), robust_std(X, sample_weight)
@@ -38,13 +98,16 @@ def default_priors(
     spread_y = np.sqrt(np.average((y - mean_y) ** 2, weights=sample_weight))
     variance = 1.0 if spread_y <= tuned.ROUNDING * abs(mean_y) else float(spread_y**2)
     priors: list[Prior] = []
+    vectors: list[slice] = []
     for h in kernel.hyperparameters:
         if not h.fixed:
+            if h.n_elements > 1 and h.name.split("__")[-1] == "length_scale":
+                vectors.append(slice(len(priors), len(priors) + h.n_elements))
             sd = (
                 tuned.PERIOD_SD if h.name.split("__")[-1] in ("periodicity", "period") else tuned.SD
             )
             priors += [LogNormal(float(m), sd) for m in _medians(kernel, h, spread, variance)]
-    return tuple(priors)
+    return Priors(priors, vectors)
 
 
 def _medians(kernel, hyperparameter, spread: np.ndarray, variance: float) -> np.ndarray:
@@ -102,7 +165,7 @@ def resolve_priors(
     y: np.ndarray,
     sample_weight: np.ndarray | None = None,
     columns: Sequence[str] | None = None,
-) -> tuple[Prior, ...]:
+) -> Priors:
     """One prior for each element of ``kernel.theta``, from what the user gave.
 
     None: `default_priors`. One prior: the same for all. A sequence: one for each element of
@@ -110,7 +173,8 @@ def resolve_priors(
     hyper-parameter, in full (``"k1__k2__length_scale"``) or its last part (``"length_scale"``,
     wherever it occurs), one prior or one for each element, or of an element, by its place or its
     column (``"length_scale[0]"``, ``"length_scale[depth]"``). Elements come first, then full names;
-    what is not named keeps the default.
+    what is not named keeps the default, and priors that a user gave are independent, those of a
+    kernel's other length scales included.
 
     Raises
     ------
@@ -126,7 +190,7 @@ def resolve_priors(
         default = default_priors(kernel, X, y, sample_weight)
         return _from_mapping(prior, kernel, free, default, columns)
     if isinstance(prior, Prior):
-        return (prior,) * sum(h.n_elements for h in free)
+        return Priors((prior,) * sum(h.n_elements for h in free))
     if not isinstance(prior, Sequence) or isinstance(prior, str):
         raise TypeError(
             "prior must be None, LogNormal, Gamma, HalfNormal, a list of these or a dict of these "
@@ -143,16 +207,16 @@ def resolve_priors(
         )
     for i, each in enumerate(prior):
         _check_prior(each, f"prior[{i}]")
-    return tuple(p for p, size in zip(prior, sizes, strict=True) for _ in range(size))
+    return Priors([p for p, size in zip(prior, sizes, strict=True) for _ in range(size)])
 
 
 def _from_mapping(
     prior: Mapping,
     kernel: Any,
     free: list,
-    default: tuple[Prior, ...],
+    default: Priors,
     columns: Sequence[str] | None,
-) -> tuple[Prior, ...]:
+) -> Priors:
     places = element_names(kernel, columns, by_place=True)
     labels = element_names(kernel, columns)
     names = [h.name for h in free]
@@ -177,7 +241,8 @@ def _from_mapping(
             if "[" in name and name in prior:
                 _check_prior(prior[name], f"prior[{name!r}]")
                 found[i] = prior[name]
-    return tuple(found)
+    kept = [i for i, prior in enumerate(found) if prior is default[i]]
+    return Priors(found, [v for v in default.vectors if {*range(v.start, v.stop)} <= {*kept}])
 
 
 def _elements(given: Any, hyperparameter) -> list[Prior]:

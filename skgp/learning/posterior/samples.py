@@ -306,15 +306,15 @@ class _Free:
         """Adaptive importance sampling from the modes."""
         target = self.target
         means = [*(each.u for each in self.modes), target.medians]
-        covariances = [*(each.spread for each in self.modes), np.diag(target.prior_sd**2)]
+        covariances = [*(each.spread for each in self.modes), target.prior_covariance]
         return adaptive_importance_sampling(
             target.log_densities,
             np.array(means),
             np.array(covariances),
             rng=self.rng,
             shares=np.append((1 - tuned.REST) * self.shares, tuned.REST),
-            wide=(target.medians, target.prior_sd),
-            wide_share=tuned.WIDE_OF_FEW if target.batched else tuned.WIDE,
+            wide=(target.medians, target.prior_covariance),
+            wide_share=tuned.WIDE,
             rounds=Rounds(
                 df=tuned.DF,
                 max_pareto_k=tuned.MAX_PARETO_K,
@@ -325,10 +325,19 @@ class _Free:
         )
 
     def hmc(self, run: Run, pilot: ImportanceSamples) -> HMCResult:
-        """Chains from points of importance sampling, its proposals as jumps."""
-        target = self.target
-        mean, covariance = pilot.proposal.scale()
-        begin = self.rng.choice(len(pilot.points), size=run.n_chains, p=pilot.weights)
+        """Chains from points of importance sampling, its proposals as jumps.
+
+        Points that are worth too few to tell a covariance leave both to the modes: jumps would be
+        refused, and a metric of noise makes paths of many short steps.
+        """
+        target, known = self.target, pilot.ess >= tuned.PILOT_WORTH * self.target.n_dims
+        if known:
+            mean, covariance = pilot.proposal.scale()
+            begin = self.rng.choice(len(pilot.points), size=run.n_chains, p=pilot.weights)
+            starts = pilot.points[begin]
+        else:
+            mean, covariance = self.modes[0].u, self.modes[0].spread
+            starts = self._near_modes(run.n_chains)
         return hamiltonian_monte_carlo(
             target.log_densities_and_gradients
             if target.batched
@@ -337,10 +346,17 @@ class _Free:
             covariance,
             rng=self.rng,
             run=run,
-            starts=pilot.points[begin],
-            jumps=pilot.proposal,
+            starts=starts,
+            jumps=pilot.proposal if known else None,
             log_density=target.log_densities if target.batched else target.log_density,
             batched=target.batched,
+        )
+
+    def _near_modes(self, n_points: int) -> np.ndarray:
+        """Draws (n_points, p) of the Laplace approximation of all modes."""
+        owners = self.rng.choice(len(self.modes), size=n_points, p=self.shares)
+        return np.array(
+            [self.rng.multivariate_normal(m.u, m.spread) for m in (self.modes[i] for i in owners)]
         )
 
 

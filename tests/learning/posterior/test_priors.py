@@ -1,9 +1,12 @@
 """The choice of priors from data, and from what a user gives."""
 
 import math
+import pickle
 
 import numpy as np
 import pytest
+from scipy.optimize import approx_fprime
+from scipy.stats import multivariate_normal
 from sklearn.gaussian_process.kernels import (
     RBF,
     ConstantKernel,
@@ -156,3 +159,20 @@ def test_element_names_have_the_columns_that_a_part_sees():
     assert element_names(kernel)[:2] == [name.replace("c]", "0]").replace("a]", "1]")
                                          for name in names[:2]]  # fmt: skip
     assert names[2:] == element_names(kernel)[2:] == ["k1__k2__length_scale", "k2__noise_level"]
+
+
+def test_length_scales_of_a_kernel_have_a_level_in_common(rng):
+    """Against the dense normal density of the logarithms, and its gradient by differences."""
+    kernel = 1.0 * RBF([1.0, 1.0, 1.0]) + WhiteKernel(0.1)
+    X = data(rng)[0]
+    priors = resolve_priors(kernel, None, X, X[:, 0])
+    covariance, u = np.diag(np.full(5, 1.5**2)), rng.standard_normal((4, 5))
+    covariance[1:4, 1:4] = (1.5**2 - 1.0) + np.eye(3)  # ratios of standard deviation 1
+    np.testing.assert_allclose(priors.covariance, covariance)
+    dense = multivariate_normal(np.log([p.median for p in priors]), covariance)
+    np.testing.assert_allclose(priors.log_density(u), dense.logpdf(u), rtol=1e-12)
+    slopes = [approx_fprime(each, dense.logpdf, 1e-6) for each in u]
+    np.testing.assert_allclose(priors.gradient(u), slopes, atol=1e-4)
+    given = resolve_priors(kernel, {"length_scale[1]": A}, X, X[:, 0])
+    assert len(priors.vectors) == 1 and not given.vectors  # what a user gave is independent
+    assert pickle.loads(pickle.dumps(priors)).vectors == priors.vectors

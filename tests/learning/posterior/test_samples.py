@@ -10,6 +10,7 @@ import torch
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel, WhiteKernel
 
 from skgp.data import merge_replicates
+from skgp.learning.posterior import defaults as tuned
 from skgp.learning.posterior.log_posterior import LogPosterior
 from skgp.learning.posterior.modes import laplace_modes, without_felt_bounds
 from skgp.learning.posterior.priors import default_priors
@@ -290,3 +291,21 @@ def test_free_posterior_has_the_gradient_of_its_density():
         slope = (free.log_densities(x + h[j]) - free.log_densities(x - h[j])) / 2e-5
         np.testing.assert_allclose(gradient[:, j], slope, rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(free.to_u(free.to_x(free.to_u(x))), free.to_u(x), atol=1e-12)
+
+
+def test_points_of_little_worth_leave_the_metric_to_the_mode(monkeypatch):
+    """Of many hyper-parameters they are worth a few: a covariance of these is noise."""
+    seen = []
+
+    def recorded(*args, **settings):
+        seen.append((args[2], settings["jumps"]))
+        return hamiltonian_monte_carlo(*args, **settings)
+
+    monkeypatch.setattr("skgp.learning.posterior.samples.hamiltonian_monte_carlo", recorded)
+    for worth in (0.0, math.inf):
+        monkeypatch.setattr(tuned, "PILOT_WORTH", worth)
+        rng = np.random.default_rng(0)
+        sample_exact(two_parameters(), rng=rng, sampler="hmc", n_warmup=4, n_samples=25)
+    mode = laplace_modes(two_parameters(), rng=np.random.default_rng(0))[0]
+    assert seen[0][1] is not None and seen[1][1] is None
+    np.testing.assert_allclose(seen[1][0], mode.spread, rtol=1e-3)
