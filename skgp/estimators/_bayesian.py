@@ -57,8 +57,8 @@ class BayesianGPRegressor(BaseGPRegressor):
         20 either way), around the scales of the data, the length scales of a kernel correlated
         (their ratios are within a factor of 16); periods within 20% of the kernel's own.
     solver : {"auto", "cholesky", "cg"}, default="auto"
-        Factorisations of the kernel matrix, up to 4000 distinct rows the default, or conjugate
-        gradients.
+        Factorisations of the kernel matrix, up to 10,000 distinct rows the default, or
+        conjugate gradients.
     sampler : {"auto", "importance", "hmc", "langevin", "mala", "sgld"}, default="auto"
         "importance" and "hmc" for "cholesky", by default the first, and the second of more than 20
         hyper-parameters and at most 200 rows; "langevin" (the default), "mala",
@@ -72,7 +72,8 @@ class BayesianGPRegressor(BaseGPRegressor):
     n_warmup : int, default=50
         Draws of each chain that are dropped.
     n_samples : int or None, default=None
-        The most samples: points of "importance" (None: 5120), draws of each chain of the others.
+        The most samples: points of "importance" (None: 5120), draws of each chain of the others
+        (None: 1000, and 400 of "hmc" by ``sampler="auto"``).
     min_ess : float, default=400
         Effective number of samples at which to stop, once they have mixed.
     n_keep : int or "auto", default="auto"
