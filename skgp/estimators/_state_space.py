@@ -39,7 +39,8 @@ class StateSpaceGPRegressor(StateSpaceMixin, LikelihoodGPRegressor, StreamingGPR
     and exact inference is a walk along the times: :math:`O(n d^3)` for fits, predictions, draws and
     gradients. Columns beside that of the times are covariates, with q features and Gaussian
     coefficients, :math:`O(n (1 + q) d^2 + n q^2)` more. On several columns of numbers of which none
-    is named as time the model is a sum of processes, one a column.
+    is named as time the model is a sum of processes, one a column; a fit warns of two columns that
+    act together, which the sum misses.
 
     Parameters
     ----------

@@ -16,6 +16,7 @@ from skgp.data import Data
 from skgp.estimators._base import Backend, to_tensor
 from skgp.estimators._blocks import over_rows
 from skgp.estimators._fitting import within_limits
+from skgp.estimators._interactions import warn_of_interactions
 from skgp.estimators._kernels import (
     column_kernels,
     default_component_kernel,
@@ -208,7 +209,7 @@ class StateSpaceMixin(IndexedOutput, SeriesInputs):
         `given` is the kernel without noise, or None. Returns the kernel learned, and the parameters
         of the likelihood (p,).
         """
-        X, total = data.X.numpy(), data.total
+        X, total, given_data = data.X.numpy(), data.total, data
         process = self._process_columns(X)
         signals, start = self._signals(process, given), None
         # Additive noise is relative to standardised targets; latent functions of labels and counts
@@ -249,6 +250,10 @@ class StateSpaceMixin(IndexedOutput, SeriesInputs):
         parameters = fits[0].parameters.cpu()
         # What a warm start needs besides the states.
         self._likelihood_parameters = parameters.numpy()
+        converged = all(fit.n_iter < self.max_iter for fit in fits)  # else any part may be missing
+        if process.shape[1] > 1 and self._learns and converged:
+            learned = likelihood.with_parameters(parameters)
+            warn_of_interactions(self, self._states, self._columns, given_data, learned)
         kernels = [_kernel_of(state) for state in self._states]
         alike = len({str(kernel) for kernel in kernels}) == 1
         return kernels[0] if alike else CompoundKernel(kernels), parameters
