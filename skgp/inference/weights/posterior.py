@@ -180,7 +180,7 @@ class LinearWeightsPosterior(TensorState):
     @property
     def _columns(self) -> Tensor:
         """Mean weights (m, t)."""
-        return self.mean_weights.reshape(self.basis.n_features, -1)
+        return self.mean_weights if self.mean_weights.ndim > 1 else self.mean_weights[:, None]
 
     def _by_target(self, mean: Tensor) -> Tensor:
         """Means (n, t), as (n,) where there is one target."""
