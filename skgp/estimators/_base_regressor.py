@@ -21,7 +21,8 @@ estimator provides
 
 ``_one_target`` is None of an estimator that takes several targets, y (n, t), whose likelihood is
 then Gaussian: they share a kernel and the noise, each in units of its own standard deviation. Means
-of the latent hooks are (n, t), variances and covariances those of one.
+of the latent hooks are (n, t), variances and covariances those of one. Fits are to the targets that
+vary, and ``_by_target`` gives means those of the others.
 
 The data of the first two are validated, of positive weight, standardised, and on the CPU; they may
 share the memory of X, so that a fit that keeps observations keeps a copy. The latent hooks take a
@@ -124,6 +125,8 @@ class BaseGPRegressor(RegressorMixin, LatentFunction):
     normalize_y: bool
     y_mean_: Any
     y_scale_: Any
+    #: Places of the targets, of several, that vary: a constant one would halve the variance of two.
+    _varying: np.ndarray
 
     #: Whether the targets are counts, which have exposures.
     _counts = False
@@ -552,7 +555,12 @@ class BaseGPRegressor(RegressorMixin, LatentFunction):
             scale = np.where(constant, 1.0, scale)
         several = y.ndim > 1
         self.y_mean_, self.y_scale_ = (mean, scale) if several else (float(mean), float(scale))
-        return np.where(constant, 0.0, self._to_z(y))  # and not the rounding of their mean
+        z = np.where(constant, 0.0, self._to_z(y))  # and not the rounding of their mean
+        if several:
+            found = np.flatnonzero(~np.broadcast_to(constant, y.shape[1]))
+            self._varying = found if len(found) else np.arange(y.shape[1])
+            z = np.ascontiguousarray(z[:, self._varying])
+        return z
 
     def _to_z(self, y: Values) -> Values:
         """Standardise targets with ``y_mean_`` and ``y_scale_``."""
@@ -564,6 +572,15 @@ class BaseGPRegressor(RegressorMixin, LatentFunction):
             return self.y_mean_ + self.y_scale_ * z
         mean, scale = (with_axes(v, np.ndim(z) - 2) for v in (self.y_mean_, self.y_scale_))
         return mean + scale * z
+
+    def _by_target(self, mean: Any) -> Any:
+        """Means (n, t) of all targets, given those of targets that vary; (n,) is that of one."""
+        if not self._has_several or len(self._varying) == len(self.y_scale_):
+            return mean
+        shape = len(mean), len(self.y_scale_)
+        all_means = mean.new_zeros(shape) if torch.is_tensor(mean) else np.zeros(shape)
+        all_means[:, self._varying.tolist()] = mean
+        return all_means
 
     def _latent_moments(self, X: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         mean, var = super()._latent_moments(X)

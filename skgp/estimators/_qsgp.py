@@ -185,8 +185,8 @@ class QSGPRegressor(QSGPMixin, StreamingGPRegressor):
 
     Targets y (n, t) share basis, solves, kernel and noise, which has in each the same share of its
     variance, and are independent given these: hyper-parameters have the greatest sum of their
-    evidence, and one factor calibrates all. Not with ``basis="relevance"``, Laplace noise, "sgd",
-    ``partial_fit`` or rows in blocks.
+    evidence, of which constant ones are no part, and one factor calibrates all. Not with
+    ``basis="relevance"``, Laplace noise, "sgd", ``partial_fit`` or rows in blocks.
 
     Rows that dask holds, or that exceed `memory_budget` in memory, are read in blocks: with
     Gaussian noise and ``solver="cholesky"``, of which "auto" is Fourier features, or Fourier
@@ -520,19 +520,19 @@ class QSGPRegressor(QSGPMixin, StreamingGPRegressor):
     # ---- prediction, in the standardised scale ---------------------------------------------
 
     def _latent_mean(self, X):
-        return self._evaluate("mean", X)[0]
+        return self._by_target(self._evaluate("mean", X)[0])
 
     def _latent_mean_and_variance(self, X):
         mean, variance = self._evaluate("mean_and_variance", X)
-        return mean, self.calibration_ * variance
+        return self._by_target(mean), self.calibration_ * variance
 
     def _moment_tensors(self, rows):
         mean, variance = self._posterior.mean_and_variance(rows)
-        return mean, self.calibration_ * variance
+        return self._by_target(mean), self.calibration_ * variance
 
     def _graph_bytes_per_row(self):
         return max(super()._graph_bytes_per_row(), 8 * GRAPH_COPIES * self.n_basis_)
 
     def _latent_mean_and_covariance(self, X):
         covariance, mean = self._evaluate("covariance mean", X)
-        return mean, self.calibration_ * covariance
+        return self._by_target(mean), self.calibration_ * covariance

@@ -174,8 +174,8 @@ class LikelihoodGPRegressor(BaseGPRegressor):
         """Latent means and variances, of shapes (n, 1), or (n, t) and (n, 1)."""
 
     def _by_target(self, mean: Any) -> Any:
-        """Means (n, t), those (n, 1) of one target as (n,)."""
-        return mean if self._has_several else mean[:, 0]
+        """Means (n, t) of all targets, those (n, 1) of one as (n,)."""
+        return super()._by_target(mean) if self._has_several else mean[:, 0]
 
     def _latent_mean(self, X):
         return self._by_target(self._means(X))

@@ -245,12 +245,22 @@ def test_displays_draw_one_target(data):
             display.from_estimator(model, X, Y)
 
 
-def test_a_constant_target_is_predicted_beside_others(data, X_new):
+@pytest.mark.parametrize("make", [QSGPRegressor, VecchiaGPRegressor, SWSGPRegressor])
+def test_a_constant_target_leaves_the_others_as_they_are(make, data, X_new):
     X, Y, _ = data
-    Y = np.c_[Y[:, 0], np.full(70, 0.1)]
-    mean, std = QSGPRegressor(KERNEL).fit(X, Y).predict(X_new, return_std=True)
-    np.testing.assert_allclose(mean[:, 1], 0.1, rtol=1e-12)
-    assert np.isfinite(std).all() and np.ptp(mean[:, 0]) > 0
+    Y = np.c_[np.full(70, 0.1), Y[:, 0]]
+    model = make(KERNEL, random_state=0)
+    if make is SWSGPRegressor:
+        model.set_params(method="kriging")
+    expected = told(clone(model).fit(X, Y[:, 1]), X_new, Y[:6, 1])
+    model.fit(X, Y)
+    for name, value in told(model, X_new, Y[:6]).items():
+        np.testing.assert_allclose(value[:, 1], expected[name], rtol=1e-6, err_msg=name)
+        assert np.isfinite(value).all()
+    np.testing.assert_allclose(model.predict(X_new)[:, 0], 0.1, rtol=1e-12)
+    assert model.sample_y(X_new, 4).shape == (6, 2, 4)
+    constant = model.fit(X, np.tile([1.0, 1e9], (70, 1))).predict(X_new)
+    np.testing.assert_allclose(constant, np.tile([1.0, 1e9], (6, 1)), rtol=1e-12)
 
 
 def test_rows_of_dask_are_scored_target_by_target(data):
