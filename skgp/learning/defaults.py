@@ -471,7 +471,7 @@ AVERAGED_ROWS, LEAST_WEIGHT = 5, 1e-3
 #: Times from which on, up to those of trends, predictions average over a line beneath the process.
 #: Sixteen kinds of generated series, 20 each, a third ahead of 12, 20 and 32 times (of 5 and 8):
 #: intervals of 95% cover .60 to 1 in place of .3 to 1 where there is a slope, and the NLPD is .3
-#: (.9) less on average and .2 more at worst, of waves of which less than three cycles are seen. A
+#: (.9) less on average and .3 more at worst, of waves of which less than three cycles are seen. A
 #: trend that is chosen instead loses .9 there, and an average with a line of as wide a prior as
 #: long series have .6.
 LINE_LEAST_ROWS = 4

@@ -71,6 +71,7 @@ from skgp.learning.kernel_family import (
 )
 from skgp.learning.selection import improves
 from skgp.learning.starts import likeliest_start
+from skgp.linalg import NotPositiveDefiniteError
 from skgp.linalg.runtime import Callback
 from skgp.optim.bfgs import minimize_by_curvature, minimize_within
 
@@ -216,7 +217,10 @@ class _Search:
             groups = np.arange(len(few.theta))
         dear = (len(data) / len(few.family.data)) ** 2  # an evaluation of all, in those of few
         if not self.stopped and groups.max(initial=-1) < EVALUATIONS_SAVED * dear:
-            inverse = inverse_hessian(few.family, few.theta, groups)
+            try:
+                inverse = inverse_hessian(few.family, few.theta, groups)
+            except NotPositiveDefiniteError:  # beside a bound: the search goes without
+                inverse = None
         return self.run(family, few.theta, groups, inverse=inverse)
 
     def _tell(self, loss: float) -> bool:
@@ -351,5 +355,5 @@ def _judged(fit: Choice, corrected: bool) -> LeaveOneOut | None:
     """Leave-one-out predictions; None where a covariance has no factor."""
     try:
         return leave_one_out(fit.family, fit.theta, fit.groups, corrected=corrected)
-    except ValueError:
+    except NotPositiveDefiniteError:
         return None

@@ -26,6 +26,7 @@ from skgp.learning.defaults import LATENT_START_ROWS, NOISE_GRID
 from skgp.learning.kernel_choice import choose_kernel
 from skgp.learning.kernel_family import ChoiceSettings, ratio_penalty
 from skgp.learning.starts import likeliest_start
+from skgp.linalg import NotPositiveDefiniteError
 from skgp.linalg.runtime import Callback
 
 
@@ -83,7 +84,7 @@ def latent_structure(
     unit = _with_noise(with_variance(kernel, numbers.X))
     try:
         found, _ = choose_kernel([unit], numbers, generator=generator, callback=callback)
-    except ValueError:  # a covariance without a Cholesky factor
+    except NotPositiveDefiniteError:
         return None
     places = length_scale_places(kernel)
     moved = theta_of(split_noise(found)[0])[places] - theta[places]

@@ -29,6 +29,7 @@ from skgp.kernels.hyperparameters import bounds_of, theta_of, with_theta
 from skgp.kernels.scales import at_spread, length_scale_places, with_variance
 from skgp.learning.defaults import NOISE_GRID
 from skgp.learning.evidence import ExactEvidence
+from skgp.linalg import NotPositiveDefiniteError
 
 
 def starts(kernel, data: Data, *, known: int = 1) -> list:
@@ -82,5 +83,5 @@ def _value(evidence: ExactEvidence, theta: np.ndarray) -> float:
     """In nats; minus infinity of a covariance without a Cholesky factor."""
     try:
         return evidence.value(theta)
-    except ValueError:
+    except NotPositiveDefiniteError:
         return -math.inf

@@ -52,6 +52,7 @@ from skgp.learning.defaults import (
 from skgp.learning.search import HyperparameterFit, SearchSettings, dense_fits, fit_hyperparameters
 from skgp.learning.selection import choose
 from skgp.learning.starts import starts, with_noises
+from skgp.linalg import NotPositiveDefiniteError
 from skgp.linalg.runtime import Callback
 from skgp.optim.bfgs import minimize_within
 from skgp.optim.stopping import StopRecorder
@@ -340,5 +341,5 @@ def _value(function: Callable[[np.ndarray], float], theta: np.ndarray) -> float:
     """Infinite where a covariance has no factor."""
     try:
         return function(theta)
-    except ValueError:
+    except NotPositiveDefiniteError:
         return math.inf

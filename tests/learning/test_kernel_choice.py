@@ -10,8 +10,10 @@ from sklearn.gaussian_process.kernels import RBF, Matern, WhiteKernel
 
 from skgp.data import Data, merge_replicates
 from skgp.kernels import split_noise
+from skgp.learning import kernel_choice
 from skgp.learning.kernel_choice import choose_kernel, fit_families, raised
 from skgp.learning.kernel_family import ChoiceSettings, Family, leave_one_out
+from skgp.linalg import NotPositiveDefiniteError
 from skgp.optim.bfgs import minimize_within
 from tests.reference.qsgp import numerical_gradient
 
@@ -219,6 +221,23 @@ def test_choose_kernel_of_many_rows_ends_at_an_optimum_of_all_of_them(rng, monke
         for family in (Family(kernel, as_data(X, y), settings) for kernel in families(3))
     )
     assert -max(history[-30:]) < best + 0.01
+
+
+@pytest.mark.parametrize("step", ["inverse_hessian", "leave_one_out"])
+def test_a_choice_goes_on_without_a_factor_and_stops_at_errors_of_another_kind(
+    step, rng, monkeypatch
+):
+    (X, y), errors = sample(rng, 40, 2, 1), [NotPositiveDefiniteError("singular"), ValueError("x")]
+
+    def fail(*args, **options):
+        raise errors[0]
+
+    monkeypatch.setattr(kernel_choice, step, fail)
+    settings = replace(SETTINGS, screen_rows=30)
+    assert np.isfinite(choose(X, y, settings)[0].theta).all()
+    del errors[0]
+    with pytest.raises(ValueError, match="x"):
+        choose(X, y, settings)
 
 
 @pytest.mark.parametrize("last", [1, 7, 30])
