@@ -53,13 +53,13 @@ class StateSpaceGPRegressor(StateSpaceMixin, LikelihoodGPRegressor, StreamingGPR
         scale (of 10000 rows or fewer, also RBF), and of 40 to 20000 times with Gaussian noise and
         trend=None adds seasons of the periods that a periodogram shows, and takes a
         `LocalLinearTrend` with a level that wanders where a process that returns to a mean does not
-        explain more. Of 4 to 39 times predictions are averaged over whether a straight line lies
-        beneath the process, by the evidence. Of five rows a hyper-parameter or fewer, and without a
-        trend, it has the priors of `BayesianGPRegressor`, and predictions are averaged over
-        Laplace's approximation of their posterior. With several columns: a kernel of which each
-        column gets a copy, or a sum of `skgp.kernels.ActiveDims` of one column each; None for a
-        Matern 3/2 each, with a prior of the hyper-parameters that keeps many columns of few rows
-        from following the noise.
+        explain more; where both are likely, predictions are averaged over the two. Of 4 to 39 times
+        predictions are averaged over whether a straight line lies beneath the process, by the
+        evidence. Of five rows a hyper-parameter or fewer, and without a trend, it has the priors of
+        `BayesianGPRegressor`, and predictions are averaged over Laplace's approximation of their
+        posterior. With several columns: a kernel of which each column gets a copy, or a sum of
+        `skgp.kernels.ActiveDims` of one column each; None for a Matern 3/2 each, with a prior of
+        the hyper-parameters that keeps many columns of few rows from following the noise.
     time : str, int or None, default=None
         Name or position of the column of times. None is a column of dates, or the only column.
     covariates : {"auto"} or dict, default="auto"

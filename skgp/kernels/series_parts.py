@@ -80,6 +80,10 @@ class SeriesParts:
         least = _LEAST_DIFFUSION
         return self._trend(least * self.variance / self.span**3, least, False)
 
+    def constant(self) -> Kernel:
+        """A level of the prior that a trend's has."""
+        return ConstantKernel(TREND_START * self.variance, "fixed")
+
     def bend(self) -> Kernel:
         """What turns within a few steps about a line."""
         scale = Matern(3 * self.gap, (0.01 * self.gap, 1e3 * self.span), nu=1.5)

@@ -96,7 +96,7 @@ from skgp.learning.markov.refinement import with_fine_form
 from skgp.learning.markov.regression import TermComponent, left_by_terms, with_terms
 from skgp.learning.markov.search import Component, Search, maximise
 from skgp.learning.markov.starts import column_starts, from_likeliest_start, likeliest_starts
-from skgp.learning.markov.structure import with_structure
+from skgp.learning.markov.structure import Structure, with_structure
 from skgp.likelihoods import Likelihood
 from skgp.linalg.runtime import Callback
 from skgp.optim.stopping import StopRecorder
@@ -172,10 +172,12 @@ def fit_series(
     kernel, several = kernels[0], learn and len(kernels) > 1
     if several:  # eq. 7: which F and H
         chosen = choose_kernel(kernels, make_objective, processes, likelihood, callback)
+        structure = Structure(chosen)
         if structured and not callback.stopped:
             whole = make_objective(processes)
             rest = left_by_terms(processes[0], chosen, whole)
-            chosen = with_structure(chosen, rest, whole, likelihood)
+            structure = with_structure(chosen, rest, whole, likelihood)
+            chosen = structure.best
         (kernel,), start = chosen.components, chosen.parameters
     knots = _knots(kernel, processes[0].times, n_inducing)  # (M,), z of section 3.1
     objective: Any = make_objective(processes, sparse=knots is not None)
@@ -211,7 +213,7 @@ def fit_series(
         rest = left_by_terms(processes[0], found, objective)
         found = with_fine_form(found, rest, climb)
         few = (of_terms, objective, likelihood, processes[0], rest)
-        points = averaged(found, *few) if several and structured else None
+        points = averaged(found, *few, structure) if several and structured else None
         if points is not None:
             given = processes[0], likelihood, offsets[0], objective.objectives[0], terms
             state, end = averaged_state(points, *given), (found.n_iter, found.history)

@@ -14,7 +14,8 @@ beside the mode, of :math:`w_0 \propto 1`: nodes of Gauss and Hermite for each a
 is 1/6 of the mode's where the posterior is Gaussian, less where it falls faster, and never more.
 A direction that the data do not see has the width of its prior.
 
-Of a series too short for the trends of :mod:`.structure`, predictions are averaged over whether a
+Beyond the hyper-parameters predictions are averaged over two structures, where :mod:`.structure`
+finds both likely. Of a series too short for its trends, predictions are averaged over whether a
 straight line lies beneath the process, too. The odds are the ratio of the evidences with the line
 and with a level in its place, of the same wide prior; the change over the range has the variance
 that a line of all the variance of the data has, 12 times theirs.
@@ -35,8 +36,9 @@ from skgp.kernels.expression import summands
 from skgp.learning.defaults import AVERAGED_ROWS, LEAST_WEIGHT, LINE_LEAST_ROWS, SEASON_LEAST_ROWS
 from skgp.learning.markov.choice import short_climb
 from skgp.learning.markov.objectives import Component, Objective
+from skgp.learning.markov.refinement import with_fine_form
 from skgp.learning.markov.search import Climb, Search
-from skgp.learning.markov.structure import parts_of
+from skgp.learning.markov.structure import Structure, parts_of
 from skgp.learning.posterior.defaults import NOISE_SHARE, SD
 from skgp.learning.posterior.log_posterior import Density
 from skgp.learning.posterior.modes import bounded_inverse, hessian_by_differences, search_modes
@@ -131,25 +133,34 @@ def averaged(
     likelihood: Likelihood,
     series: Series,
     rest: Series,
+    structure: Structure,
 ) -> Average | None:
-    """Points in place of the one where a search ended, if the rows are few.
+    """Points in place of the one where a search ended, if the rows leave something open.
 
-    `starts` are the components of the terms, `rest` the series without what they add.
+    `starts` are the components of the terms, `rest` the series without what they add; `structure`
+    has the rival of the process found.
     """
-    n_rows, points = len(series.times), None
+    n_rows, points, rival = len(series.times), None, structure.rival
     if leaves_open(found, n_rows):
         points = average(found, starts, objective, likelihood, series)
     if LINE_LEAST_ROWS <= n_rows < SEASON_LEAST_ROWS:
-        points = points or Average((found,), (1.0,))
-        return _over_line(points, found, objective, likelihood, rest)
-    return points
+        rival, share = _over_line(found, objective, likelihood, rest)
+    else:
+        share = structure.share
+    if rival is None or share < LEAST_WEIGHT:
+        return points
+    points = points or Average((found,), (1.0,))
+    rival = with_fine_form(
+        rival, rest, lambda part, start: short_climb(part, objective, likelihood, start)
+    )
+    return _with_rival(points, found, rival, share)
 
 
 def _over_line(
-    points: Average, found: Search, objective: Objective, likelihood: Likelihood, series: Series
-) -> Average:
-    """Those points, and the process above a line, the likelier of the two first."""
-    make, (process, *of_terms) = parts_of(series), found.components
+    found: Search, objective: Objective, likelihood: Likelihood, series: Series
+) -> tuple[Search, float]:
+    """The process above a line, and its share."""
+    make, (process, *_) = parts_of(series), found.components
     starts = (process.kernel, found.parameters), (make.bend(), None)
 
     def above(part: Any) -> Search:
@@ -161,12 +172,14 @@ def _over_line(
 
     line = above(make.straight())
     odds = math.exp(min(line.value - above(make.level()).value, -math.log(LEAST_WEIGHT)))
-    share = odds / (1 + odds)
-    if share < LEAST_WEIGHT:
-        return points
-    line = replace(line, components=[*line.components, *of_terms])
-    parts = [((line,), (share,)), (points.points, tuple((1 - share) * w for w in points.weights))]
-    (some, weights), (others, rest) = parts if odds > 1 else parts[::-1]
+    return line, odds / (1 + odds)
+
+
+def _with_rival(points: Average, found: Search, rival: Search, share: float) -> Average:
+    """Those points and a rival of some share, the likelier of the two first."""
+    rival = replace(rival, components=[*rival.components, *found.components[1:]])
+    parts = [((rival,), (share,)), (points.points, tuple((1 - share) * w for w in points.weights))]
+    (some, weights), (others, rest) = parts if share > 0.5 else parts[::-1]
     return Average(some + others, weights + rest)
 
 

@@ -8,12 +8,16 @@ quasi-periodic process a season,
 .. math:: e^{-|t| / \ell} \sum_{j=1}^J v_j \cos(2 \pi j t / p),
 
 with the periods that the periodogram proposes (:mod:`.seasons`) over what the trend explains, one
-by one, and the trend a process that is short. All choices are by the Bayesian information
-criterion. The trend's level and slope have priors of v times the variance of the data, and v is
-large: each costs the evidence :math:`\tfrac12 \log(n v)`. That is given back but for the
-:math:`\tfrac12 \log n` of the slope, a parameter like any other; the level is what the other kernel
-has in the mean that was taken from the data, for nothing. Periods are sought in what covariates are
-not expected to add.
+by one, and the trend a process that is short. Parts are chosen by the Bayesian information
+criterion.
+
+Few cycles of a stationary process say little of whether it returns to a mean: as long as both are
+likely predictions are averaged over the trend and the stationary process, by their criteria. The
+trend's level and slope have priors of v times the variance of the data, and v is large. The
+stationary process is therefore weighed above a level of that prior, whose posterior is as wide as
+its own correlations make it, and has it in predictions; of the slope :math:`\tfrac12 \log v` is
+given back, as if the change over the range had the variance of the data. Periods are sought in what
+covariates are not expected to add.
 
 References
 ----------
@@ -23,14 +27,20 @@ References
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
 from skgp.inference.markov.series import Series
 from skgp.kernels.defaults import TREND_START
 from skgp.kernels.series_parts import SeriesParts, total
-from skgp.learning.defaults import SCORE_OUTLOOK, SEASON_LEAST_ROWS, STIFF_CYCLES, STRUCTURE_ROWS
+from skgp.learning.defaults import (
+    LEAST_WEIGHT,
+    SCORE_OUTLOOK,
+    SEASON_LEAST_ROWS,
+    STIFF_CYCLES,
+    STRUCTURE_ROWS,
+)
 from skgp.learning.markov.choice import plain_climb, promised_gain, short_climb
 from skgp.learning.markov.objectives import Component, GaussianEvidence, Objective
 from skgp.learning.markov.search import Search
@@ -38,17 +48,25 @@ from skgp.learning.markov.seasons import propose_seasons
 from skgp.likelihoods import Likelihood
 
 
+class Structure(NamedTuple):
+    """Where the likelier search ended, that of another structure if it is likely, and its share."""
+
+    best: Search
+    rival: Search | None = None
+    share: float = 0.0
+
+
 def with_structure(
     best: Search, series: Series, objective: Objective, likelihood: Likelihood
-) -> Search:
-    """The best of a smooth kernel and of those with trend and seasons; see the module.
+) -> Structure:
+    """A smooth kernel, and those with trend and seasons, by their criteria; see the module.
 
     The `series` is without what covariates are expected to add, of which the objective knows; the
     noise is Gaussian.
     """
     n, make = len(series.times), parts_of(series)
     if not SEASON_LEAST_ROWS <= n <= STRUCTURE_ROWS:
-        return best
+        return Structure(best)
 
     def cost(part: Component) -> float:
         return 0.5 * math.log(n) * len(part.theta)
@@ -67,20 +85,25 @@ def with_structure(
     trending, seasons = _with_seasons(trending, trend, series, backgrounds, climb, criterion)
     if not seasons:  # a varying level and a varying slope are two maxima
         trending = max(trending, climb(total(trend)), key=criterion)
-    allowed = math.log(TREND_START) + 0.5 * math.log(n)
+    still = climb(best.kernel + make.constant(), best.parameters)
     if seasons:
-        start = total([best.kernel, *seasons]), best.parameters
-        found = climb(*start, max(criterion(best), criterion(trending) + allowed))
-        best = max(best, found, key=criterion)
+        start = total([best.kernel, *seasons, make.constant()]), still.parameters
+        still = max(still, climb(*start, criterion(still)), key=criterion)
+        best = _without(still, 1)
     noise, first, short = float(trending.parameters[0].exp()), trending, make.short()
     hoped = SCORE_OUTLOOK * promised_gain(first, Component(short), objective)
     hoped += criterion(first) - cost(Component(short))
+    slope = 0.5 * math.log(TREND_START)
     for part in (short, make.rough(noise)):
-        least = max(criterion(trending), criterion(best) - allowed)
+        least = max(criterion(trending), criterion(still) - slope)
         if hoped > least:
             found = climb(first.kernel + part, first.parameters, least)
             trending = max(trending, found, key=criterion)
-    return trending if criterion(trending) + allowed >= criterion(best) else best
+    odds = criterion(trending) + slope - criterion(still)
+    if abs(odds) > -math.log(LEAST_WEIGHT):
+        return Structure(trending if odds > 0 else best)
+    pair = (trending, still) if odds > 0 else (still, trending)
+    return Structure(*pair, 1 / (1 + math.exp(abs(odds))))
 
 
 def _with_seasons(
@@ -131,10 +154,10 @@ class Backgrounds:
         return plain_climb(start, GaussianEvidence(series), self.likelihood)
 
 
-def _without(found: Search, n_seasons: int) -> Search:
-    """Where a search ended, less the seasons, the last addends of its kernel."""
+def _without(found: Search, n_parts: int) -> Search:
+    """Where a search ended, less the last addends of its kernel."""
     kernel = found.kernel
-    for _ in range(n_seasons):
+    for _ in range(n_parts):
         kernel = kernel.k1
     return replace(found, components=[Component(kernel)])
 

@@ -132,7 +132,7 @@ def test_short_series_with_a_slope_are_forecast_along_it_and_others_are_not():
     assert np.sqrt(np.mean(np.square(flat))) < 1.2
 
 
-def test_many_rows_are_not_averaged():
-    t = np.arange(44.0)
-    y = np.sin(t) + 0.3 * np.random.default_rng(0).standard_normal(44)
+def test_many_rows_that_return_to_a_mean_are_not_averaged():
+    t, e = np.arange(120.0), np.random.default_rng(0).standard_normal(124)
+    y = np.convolve(e, np.ones(5), "valid")
     assert not isinstance(StateSpaceGPRegressor().fit(t[:, None], y)._states[0], AveragedState)

@@ -1,9 +1,12 @@
 """Seasons by the periodogram, and defaults that forecast."""
 
+import math
+
 import numpy as np
 import pytest
 import torch
-from sklearn.gaussian_process.kernels import Matern
+from sklearn.gaussian_process import GaussianProcessRegressor
+from sklearn.gaussian_process.kernels import Matern, WhiteKernel
 
 from skgp import StateSpaceGPRegressor
 from skgp.inference.markov.series import make_series
@@ -206,3 +209,35 @@ def test_a_line_becomes_a_trend_and_a_stationary_process_does_not():
         for each in (StateSpaceGPRegressor().fit(t[:, None], y) for y in (line, wave))
     ]
     assert kinds == [True, False]
+
+
+def stationary(seed, n, scale):
+    """A smooth process of unit variance and little noise."""
+    rng, t = np.random.default_rng(seed), np.arange(float(n))
+    root = np.linalg.cholesky(Matern(scale, nu=2.5)(t[:, None]) + 1e-9 * np.eye(n))
+    return t, root @ rng.standard_normal(n) + 0.1 * rng.standard_normal(n)
+
+
+def test_shares_of_structures_are_ratios_of_dense_evidences():
+    """Of a trend and of a process above a level as wide, both less log(n) / 2 a hyper-parameter."""
+    t, y = stationary(5, 60, 6.0)
+    z, values = (y - y.mean()) / y.std(), []
+    state = StateSpaceGPRegressor().fit(t[:, None], y)._states[0]
+    for each, noise in zip(state.states, state.noise, strict=True):
+        kernel = each.kernel + WhiteKernel(noise, "fixed")
+        dense = GaussianProcessRegressor(kernel, optimizer=None).fit(t[:, None], z)
+        value = dense.log_marginal_likelihood_value_ - 0.5 * math.log(60) * len(kernel.theta)
+        trends = any(type(part) is LocalLinearTrend for part in summands(each.kernel))
+        values.append(value + (0.5 * math.log(1e3) if trends else 0.0))
+    share = 1 / (1 + math.exp(values[1] - values[0]))
+    assert 0.5 < share < 0.9
+    np.testing.assert_allclose(state.weights, [share, 1 - share], atol=0.01)
+
+
+def test_few_cycles_of_a_stationary_process_are_not_forecast_along_a_slope():
+    errors = []
+    for seed in range(8):
+        t, y = stationary(seed, 80, 6.0)
+        model = StateSpaceGPRegressor().fit(t[:60, None], y[:60])
+        errors.append(y[60:] - model.predict(t[60:, None]))
+    assert np.sqrt(np.mean(np.square(errors))) < 1.2
