@@ -30,6 +30,9 @@ class Priors(tuple):
         """Priors, and the places of those that are length scales of one kernel."""
         self = super().__new__(cls, priors)
         self.vectors = tuple(vectors)
+        within = {j for part in self.vectors for j in range(part.start, part.stop)}
+        self._alone = [j for j in range(len(self)) if j not in within]
+        self._log_medians = [np.log([prior.median for prior in self[part]]) for part in vectors]
         return self
 
     @property
@@ -43,29 +46,29 @@ class Priors(tuple):
 
     def log_density(self, u: np.ndarray) -> np.ndarray:
         """Of u (..., p), in nats."""
-        found = np.sum([prior.log_density(u[..., j]) for j, prior in enumerate(self)], axis=0)
+        found = np.sum([self[j].log_density(u[..., j]) for j in self._alone], axis=0)
         ratio_var = tuned.RATIO_SD**2
-        for part, moved, level, level_var in self._moves(u):
+        for _, moved, level, level_var in self._moves(u):
             k = moved.shape[-1]
             squares = ((moved - level) ** 2).sum(-1) / ratio_var
             squares += k * level[..., 0] ** 2 / level_var
             log_det = (k - 1) * math.log(ratio_var) + math.log(level_var)
-            joint = -0.5 * (squares + log_det + k * math.log(2 * math.pi))
-            apart = [self[j].log_density(u[..., j]) for j in range(part.start, part.stop)]
-            found = found + joint - np.sum(apart, axis=0)
+            found = found - 0.5 * (squares + log_det + k * math.log(2 * math.pi))
         return found
 
     def gradient(self, u: np.ndarray) -> np.ndarray:
         """Of the log density, (..., p)."""
-        found = np.stack([prior.gradient(u[..., j]) for j, prior in enumerate(self)], axis=-1)
+        found = np.empty(u.shape)
+        for j in self._alone:
+            found[..., j] = self[j].gradient(u[..., j])
         for part, moved, level, level_var in self._moves(u):
             found[..., part] = (level - moved) / tuned.RATIO_SD**2 - level / level_var
         return found
 
     def _moves(self, u: np.ndarray) -> Iterator[tuple[slice, np.ndarray, np.ndarray, float]]:
         """Each vector's place, u less its medians (..., k), their mean (..., 1), k its variance."""
-        for part in self.vectors:
-            moved = u[..., part] - np.log([prior.median for prior in self[part]])
+        for part, log_medians in zip(self.vectors, self._log_medians, strict=True):
+            moved = u[..., part] - log_medians
             k = moved.shape[-1]
             level_var = tuned.RATIO_SD**2 + k * (tuned.SD**2 - tuned.RATIO_SD**2)
             yield part, moved, moved.mean(-1, keepdims=True), level_var
