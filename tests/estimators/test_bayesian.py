@@ -15,6 +15,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 from skgp import BayesianGPRegressor
+from skgp.learning.posterior import defaults as tuned
 from skgp.linalg.runtime import memory_limit
 from skgp.models.bayesian import resolve_plan
 from skgp.priors import Gamma, HalfNormal, LogNormal
@@ -440,7 +441,7 @@ def test_a_chain_whose_every_step_leaves_the_bounds_says_so():
     assert any("left the bounds" in problem for problem in model.diagnostics_["problems"])
 
 
-def test_many_hyperparameters_of_few_rows_are_sampled_by_chains():
+def test_many_hyperparameters_of_few_rows_are_sampled_by_chains(monkeypatch):
     """Importance sampling there has a few effective points of thousands."""
     rng = np.random.default_rng(0)
     X = rng.standard_normal((25, 20))
@@ -449,3 +450,5 @@ def test_many_hyperparameters_of_few_rows_are_sampled_by_chains():
     assert clone(few).fit(X, y).sampler_ == "hmc"
     assert clone(few).fit(X[:, :3], y).sampler_ == "importance"
     assert clone(few).set_params(sampler="importance").fit(X, y).sampler_ == "importance"
+    monkeypatch.setattr(tuned, "FEW_ROWS", 24)  # what more cost a gradient is too dear
+    assert clone(few).fit(X, y).sampler_ == "importance"

@@ -95,9 +95,10 @@ def test_an_averaged_model_agrees_with_itself_and_goes_on():
 
 
 @pytest.mark.filterwarnings("ignore:The optimal value")
-def test_the_share_of_a_line_is_the_ratio_of_dense_evidences():
-    t = np.sort(np.random.default_rng(5).uniform(0, 19, 20))
-    y = 0.06 * t + 0.5 * np.random.default_rng(1).standard_normal(20)
+@pytest.mark.parametrize(("slope", "wave"), [(0.06, 0.0), (1.0, 3.0)])
+def test_the_share_of_a_line_is_the_ratio_of_dense_evidences(slope, wave):
+    t = np.sort(np.random.default_rng(5).uniform(0, 19, 20)) if not wave else np.arange(20.0)
+    y = slope * t + 0.5 * np.random.default_rng(1).standard_normal(20) + wave * np.sin(1.5 * t)
     z, span = (y - y.mean()) / y.std(), np.ptp(t)
     values = []
     for change in (1e-8, 12.0):
@@ -112,6 +113,19 @@ def test_the_share_of_a_line_is_the_ratio_of_dense_evidences():
     above = [weight for each, weight in parts if "LocalLinearTrend" in str(each.kernel)]
     assert 0.1 < share < 0.9
     np.testing.assert_allclose(above, [share], atol=0.01)
+    assert ("LocalLinearTrend" in str(state.kernel)) == (share > 0.5)  # that of the likelier
+
+
+def test_components_of_covariates_stand_behind_those_of_the_series_with_a_line_or_without():
+    rng = np.random.default_rng(1)
+    X = np.column_stack([np.arange(20.0), rng.standard_normal(20)])
+    y = 0.06 * X[:, 0] + 0.5 * rng.standard_normal(20) + X[:, 1]
+    model = StateSpaceGPRegressor(time=0).fit(X, y)
+    assert len({str(state.kernel) for state in model._states[0].states}) > 1
+    moved = model.predict_components(X + [0, 1]) - model.predict_components(X)
+    assert moved.shape[1] == len(model.component_names_) == 3
+    np.testing.assert_allclose(moved[:, :2], 0, atol=1e-12)
+    assert moved[:, 2].min() > 0.1
 
 
 def test_short_series_with_a_slope_are_forecast_along_it_and_others_are_not():

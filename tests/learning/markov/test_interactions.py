@@ -8,8 +8,12 @@ import torch
 from sklearn.gaussian_process.kernels import Matern
 
 from skgp import StateSpaceGPClassifier, StateSpaceGPRegressor
-from skgp.learning.defaults import FISHER_RIDGE
-from skgp.learning.markov.interactions import _gains
+from skgp.data import Data
+from skgp.kernels import ActiveDims
+from skgp.learning.defaults import FISHER_RIDGE, LEAST_INTERACTION, PEAK_CHANCE
+from skgp.learning.markov import interactions
+from skgp.learning.markov.interactions import _gains, missed_interaction
+from skgp.likelihoods import Gaussian
 
 
 def test_gain_is_that_of_the_score_of_the_dense_evidence():
@@ -50,6 +54,32 @@ def test_gain_is_that_of_the_score_of_the_dense_evidence():
     assert u > 0
     np.testing.assert_allclose(found[0, 1], u**2 / (2 * left), rtol=1e-4)
     assert not found[1].any()
+    louder = _gains(*(torch.tensor(np.array(each)) for each in (K, 10 * z, noise)))
+    np.testing.assert_allclose(louder, found)  # no interaction, but noise that is told too small
+
+
+def test_an_observation_of_some_weight_has_as_much_less_noise():
+    rng = np.random.default_rng(0)
+    X = torch.tensor(rng.uniform(-2, 2, (40, 2)))
+    y = 3 * (X[:, 0] * X[:, 1]).sin()
+    kernels = [ActiveDims(Matern(nu=1.5), [i]) for i in range(2)]
+    weighted = Data(X, y, weight=torch.full((40,), 4.0, dtype=torch.float64))
+    given = [(weighted, Gaussian(0.4)), (Data(X, y), Gaussian(0.1))]
+    found = [missed_interaction(kernels, data, 0 * y, 0.0, noise) for data, noise in given]
+    assert found[0] == pytest.approx(found[1])
+
+
+@pytest.mark.parametrize(
+    ("n", "least"), [(200, 200 * LEAST_INTERACTION), (20, -np.log(PEAK_CHANCE))]
+)
+def test_gains_of_few_nats_are_chance(n, least, monkeypatch):
+    X = torch.zeros(n, 2, dtype=torch.float64)
+    data, kernels = Data(X, X[:, 0]), [ActiveDims(Matern(nu=1.5), [i]) for i in range(2)]
+    for factor, told in ((0.99, False), (1.01, True)):
+        gains = torch.tensor([[0.0, factor * least], [0.0, 0.0]])
+        monkeypatch.setattr(interactions, "_gains", lambda *args, gains=gains: gains)
+        found = missed_interaction(kernels, data, X[:, 0], 0.0, Gaussian(0.1))
+        assert (found is not None) == told
 
 
 @pytest.mark.parametrize("estimator", [StateSpaceGPRegressor, StateSpaceGPClassifier])
