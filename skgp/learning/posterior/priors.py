@@ -25,6 +25,8 @@ class Priors(tuple):
     """
 
     vectors: tuple[slice, ...]  # of elements that are so, all of standard deviation `SD`
+    _alone: list[int]  # places of the others
+    _log_medians: list[np.ndarray]  # of each vector
 
     def __new__(cls, priors: Sequence[Prior] = (), vectors: Sequence[slice] = ()) -> "Priors":
         """Priors, and the places of those that are length scales of one kernel."""
