@@ -180,14 +180,14 @@ def merge_replicates(
         return Data(tensor(distinct), tensor(y[order]))
     weight = np.bincount(inverse, weights=sample_weight).astype(np.float64)
 
-    def summed(values):  # (n, ...) to (r, ...)
-        values = values if sample_weight is None else (sample_weight * values.T).T
-        if values.ndim == 1:
-            return np.bincount(inverse, weights=values)
+    def summed(values):  # (n, t) to (r, t)
+        values = values if sample_weight is None else sample_weight[:, None] * values
         return np.stack([np.bincount(inverse, weights=column) for column in values.T], axis=1)
 
-    y_mean = (summed(y).T / weight).T
-    scatter = summed((y - y_mean[inverse]) ** 2).reshape(len(weight), -1).sum(1)
+    Y = y.reshape(len(y), -1)  # (n, t)
+    means = summed(Y) / weight[:, None]
+    scatter = summed((Y - means[inverse]) ** 2).sum(1)
+    y_mean = means.reshape(len(means), *y.shape[1:])
     return Data(tensor(distinct), tensor(y_mean), tensor(weight), tensor(scatter))
 
 

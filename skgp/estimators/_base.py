@@ -32,14 +32,13 @@ from skgp.estimators._parameters import (
     Option,
     StrOptions,
     check_likelihood,
-    warn_caller,
     warn_of_idle_options,
 )
 from skgp.estimators._validation import bounded_inputs, is_valid, told_of_text
 from skgp.estimators.defaults import LEAST_GPU_ROWS, PREDICTION_MEMORY
 from skgp.kernels import split_noise
 from skgp.kernels.scales import at_origin
-from skgp.linalg import NumericalWarning
+from skgp.linalg import NumericalWarning, warn_caller
 from skgp.linalg.runtime import tile_rows, to_arrays
 
 

@@ -250,7 +250,7 @@ class BaseGPRegressor(RegressorMixin, LatentFunction):
         offset = self._offset_at(exposure, X)
         if return_cov:
             remedy = "Ask for fewer of them at once, or for return_std=True"
-            check_joint_memory(len(X), remedy, self.y_scale_)
+            check_joint_memory(len(X), remedy, np.size(self.y_scale_))
             mean, covariance = self._predictive_covariance(
                 *self._latent_mean_and_covariance(X), **offset
             )

@@ -16,13 +16,14 @@ from skgp.data import Data
 from skgp.estimators._base import Backend, arrays, merged
 from skgp.estimators._base_regressor import BaseGPRegressor
 from skgp.estimators._fitting import FitSession, within_limits
-from skgp.estimators._parameters import Interval, StrOptions, options, warn_at_bounds, warn_caller
+from skgp.estimators._parameters import Interval, StrOptions, options, warn_at_bounds
 from skgp.estimators._posterior_summary import PosteriorSummary, inference_data, summarise
 from skgp.inference.gaussian_mixture import mixture_log_density, mixture_quantiles
 from skgp.learning.evidence import ExactEvidence
 from skgp.learning.posterior.log_posterior import LogPosterior
 from skgp.learning.posterior.priors import Priors, element_names, resolve_priors
 from skgp.learning.posterior.samples import PosteriorSamples, single_sample
+from skgp.linalg import warn_caller
 from skgp.models.bayesian import (
     Plan,
     choose_kernel,

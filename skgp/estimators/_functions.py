@@ -72,7 +72,7 @@ class LatentFunction(LikelihoodPredictive, BaseGP):
             If there is no room for the covariance.
         """
         X = self._validate_prediction(X)
-        check_joint_memory(len(X), "Ask for fewer of them at once", self.y_scale_)
+        check_joint_memory(len(X), "Ask for fewer of them at once", np.size(self.y_scale_))
         mean, covariance = self._latent_mean_and_covariance(X)
         return self._to_y(mean), of_targets(covariance, self.y_scale_**2)
 

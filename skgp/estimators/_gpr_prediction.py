@@ -18,7 +18,6 @@ from skgp.estimators._exact import evidence_or_infinity, validated
 from skgp.estimators._fitting import within_limits
 from skgp.estimators._functions import check_gradients_asked
 from skgp.estimators._gpr_functions import RegressorFunctions, white_variance
-from skgp.estimators._parameters import warn_caller
 from skgp.estimators._predictive import of_targets
 from skgp.estimators._validation import check_joint_memory, check_n_samples, checked_levels, ends_of
 from skgp.estimators.defaults import TILE_MATRICES
@@ -26,7 +25,7 @@ from skgp.inference.dense import covariance, variance
 from skgp.kernels.defaults import CALLED_PAIRS
 from skgp.kernels.training import cross_gram, training_gram
 from skgp.learning.evidence import TargetsEvidence
-from skgp.linalg import NumericalWarning
+from skgp.linalg import NumericalWarning, warn_caller
 from skgp.linalg.runtime import tile_rows
 
 
@@ -105,7 +104,7 @@ class RegressorPredictions(RegressorFunctions):
         """Mean in the units of y, and the standard deviation or covariance where asked for."""
         if return_cov:
             remedy = "Ask for fewer of them at once, or for return_std=True"
-            check_joint_memory(len(X), remedy, self._y_train_std)
+            check_joint_memory(len(X), remedy, np.size(self._y_train_std))
             K = cross_gram(self.kernel_, X, self.X_train_)  # (p, n)
             mean, scale = self._in_units(K @ self.alpha_)
             return mean, of_targets(covariance(self.L_, K, self.kernel_(X)), scale**2)

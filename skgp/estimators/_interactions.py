@@ -7,9 +7,9 @@ from typing import Any
 from sklearn.base import is_classifier
 
 from skgp.data import Data
-from skgp.estimators._parameters import warn_caller
 from skgp.learning.markov.interactions import missed_interaction, rows_to_look_at
 from skgp.likelihoods import Likelihood
+from skgp.linalg import warn_caller
 
 
 def warn_of_interactions(

@@ -9,14 +9,10 @@ from __future__ import annotations
 
 import importlib
 import inspect
-import os
 import pkgutil
-import sys
-import warnings
 from collections.abc import Container, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
 from typing import Any, Literal
 
 import numpy as np
@@ -27,6 +23,7 @@ from sklearn.utils import _safe_indexing
 from sklearn.utils._param_validation import Interval, StrOptions
 
 from skgp.kernels import split_noise
+from skgp.linalg import warn_caller
 
 #: Of parameters that the estimator may choose.
 Auto = Literal["auto"]
@@ -42,7 +39,6 @@ __all__ = [
     "take_rows",
     "validated_context",
     "warn_at_bounds",
-    "warn_caller",
     "warn_of_idle_options",
 ]
 
@@ -167,20 +163,6 @@ def _any_of(values: Any) -> str:
     if isinstance(values, range):
         return f"{values.start} or more"
     return " or ".join(map(repr, values))
-
-
-_PACKAGE = os.path.dirname(os.path.dirname(__file__)) + os.sep
-
-
-def warn_caller(message: str, category: type[Warning] = UserWarning) -> None:
-    """Warn from the line that called the outermost function of skgp on the stack."""
-    level, outermost = 1, 1  # level 1 is this function
-    frame: FrameType | None = sys._getframe()
-    while frame is not None:
-        if frame.f_code.co_filename.startswith(_PACKAGE):
-            outermost = level
-        level, frame = level + 1, frame.f_back
-    warnings.warn(message, category, stacklevel=outermost + 1)
 
 
 def check_likelihood(estimator: BaseEstimator, base: type[BaseEstimator]) -> None:

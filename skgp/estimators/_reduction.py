@@ -22,7 +22,6 @@ from sklearn.neighbors import NearestNeighbors
 from torch import Tensor
 
 from skgp.estimators._base import to_tensor
-from skgp.estimators._parameters import warn_caller
 from skgp.estimators.defaults import (
     CLUSTER_BATCH,
     CLUSTER_PASSES,
@@ -43,6 +42,7 @@ from skgp.kernels.distances import origin
 from skgp.kernels.scales import length_scales
 from skgp.learning.defaults import LABEL_SHARE
 from skgp.learning.selection import held_out_rows, improves
+from skgp.linalg import warn_caller
 from skgp.linalg.runtime import constant_like
 
 #: Ways of choosing inducing points.

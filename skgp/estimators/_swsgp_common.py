@@ -14,7 +14,7 @@ from sklearn.gaussian_process.kernels import Kernel
 from skgp.blocks import MappedBlocks
 from skgp.data import Data
 from skgp.estimators._base import Backend, BaseGP, arrays, to_tensor
-from skgp.estimators._parameters import Auto, Interval, Option, StrOptions, options, warn_caller
+from skgp.estimators._parameters import Auto, Interval, Option, StrOptions, options
 from skgp.estimators._reduction import (
     INITIALISERS,
     Projection,
@@ -36,6 +36,7 @@ from skgp.inference.neighbors.search import distinct
 from skgp.inference.neighbors.streaming import Summary, localized, update, update_full
 from skgp.learning.local.prior import Settings
 from skgp.likelihoods import Likelihood
+from skgp.linalg import warn_caller
 from skgp.models.swsgp import fit_swsgp
 
 

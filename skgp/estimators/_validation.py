@@ -173,9 +173,9 @@ def bounded_inputs(X: np.ndarray, stationary: bool) -> np.ndarray:
     return np.clip(X, -limit, limit)
 
 
-def check_joint_memory(n_rows: int, remedy: str, scale: Any = 1.0) -> None:
-    """Refuse a joint covariance of rows for which there is no room; one for each `scale` (t,)."""
-    entry = (JOINT_MATRICES + np.size(scale) - 1) * 8.0
+def check_joint_memory(n_rows: int, remedy: str, n_targets: int = 1) -> None:
+    """Refuse joint covariances of rows, one a target, for which there is no room."""
+    entry = (JOINT_MATRICES + n_targets - 1) * 8.0
     most = int((memory_budget() / entry) ** 0.5)
     what = f"The joint covariance of {n_rows} rows"
     require_memory(entry * n_rows**2, what, f"{remedy} (there is room for {most})")

@@ -12,7 +12,6 @@ the evidence lower bound, exactly as for a Gaussian likelihood of precision c
 (:mod:`skgp.inference.weights.posterior`).
 """
 
-import warnings
 from collections.abc import Iterable, Sequence
 
 import torch
@@ -31,7 +30,7 @@ from skgp.inference.weights.bases import Basis
 from skgp.inference.weights.design import StreamedDesign
 from skgp.inference.weights.gram import optimal_gaussian, optimal_std
 from skgp.inference.weights.posterior import ClassifierPosterior, WeightGaussian
-from skgp.linalg import NumericalWarning
+from skgp.linalg import NumericalWarning, warn_caller
 from skgp.linalg.cholesky import jittered_cholesky, reverse_cholesky
 from skgp.linalg.runtime import TensorState
 
@@ -100,12 +99,11 @@ def hessian_covariance(
         n_dense = m if kind == "full" else min(n_dense_columns, m)
         q, jitter = optimal_gaussian(H, zero, 1.0, each.expand(m), n_dense=n_dense)
         if jitter:
-            warnings.warn(
+            warn_caller(
                 f"The Hessian of the weights needed a jitter of {jitter:.1e} on its diagonal "
                 "to be factored, which shrinks the posterior variances. Lower the prior variance "
                 "or the number of features, or use dtype='float64'.",
                 NumericalWarning,
-                stacklevel=3,
             )
         found.append(q)
     return found

@@ -113,9 +113,6 @@ class SitesFit:
     sites: Any  # `Sites` of the rows, or of rows in blocks their sums
     bound: float  # ELBO, in nats
     mean: Tensor  # (n, c); of f, the prior mean removed; of rows in blocks at inducing points
-    #: Share by which a further step would change the precisions of the sites; 0 of Gaussian noise,
-    #: of sites of either sign and of rows in blocks. Near 1 the steps stand still short of q.
-    unsettled: float = 0.0
     #: One a step: ``loss`` (minus the ELBO), ``rate`` (rho), ``moved`` (root mean square change of
     #: the mean, over 1 + its mean square), ``n_cg`` and ``cg_residual`` of the system of the mean.
     history: list[dict] = field(default_factory=list)
@@ -167,12 +164,21 @@ def fit_sites(
     """
     offset = Y.new_zeros(Y.shape[1]) if offset is None else offset
     problem = _Problem(system, Y, likelihood, offset, **cg)
-    fit = natural_steps(
+    return natural_steps(
         problem, start=start, max_iter=max_iter, tol=tol, damping=damping, callback=callback
     )
+
+
+def unsettled(
+    fit: SitesFit, system: System, Y: Tensor, likelihood: Likelihood, offset: Tensor
+) -> float:
+    """Share by which a step after those of `fit_sites` would change the precisions of the sites.
+
+    Near 1 the steps stand still short of q. 0 of Gaussian noise and of sites of either sign.
+    """
     if likelihood.is_gaussian or not likelihood.is_log_concave:
-        return fit
-    return replace(fit, unsettled=fit.sites.distance(problem.sites(fit.q)))
+        return 0.0
+    return fit.sites.distance(_Problem(system, Y, likelihood, offset).sites(fit.q))
 
 
 def natural_steps(

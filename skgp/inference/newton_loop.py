@@ -5,7 +5,6 @@ is handed in (`Objective`): features of all observations in memory (:mod:`.newto
 blocks of them (:mod:`.newton_sums`).
 """
 
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -14,7 +13,7 @@ import torch
 from torch import Tensor
 
 from skgp.inference.defaults import FORCING, LOSS_ROUNDING, MAX_HALVINGS, SUFFICIENT
-from skgp.linalg import NumericalWarning
+from skgp.linalg import NumericalWarning, warn_caller
 from skgp.linalg.runtime import Callback
 
 
@@ -115,11 +114,10 @@ def _finite_norm(gradient: Tensor, n_iter: int) -> Tensor:
 
 
 def _warn(max_iter: int, norm: float, tol: float) -> None:
-    warnings.warn(
+    warn_caller(
         f"Newton's method ended after max_iter={max_iter} steps at a relative gradient of "
         f"{norm:.1e}, short of tol={tol:.1e}. Raise max_iter, or lower the prior variance.",
         NumericalWarning,
-        stacklevel=4,
     )
 
 

@@ -156,16 +156,9 @@ def leave_one_out(
     density, error = at.leave_one_out, at.residual  # of an input, over the targets; of each
     free = _free_groups(family, theta, slope, groups)
     if corrected and len(free):
-        hessian = np.empty((len(free), len(free)))
-        of_density, of_error = (np.empty((*a.shape, len(free))) for a in (density, error))
-        for k, group in enumerate(free):
-            _, moved_slope, moved = family.at(theta + DIFFERENCE * (groups == group))
-            change = np.bincount(groups, moved_slope - slope)[free]
-            hessian[k] = change / DIFFERENCE
-            of_density[:, k] = (moved.leave_one_out - density) / DIFFERENCE
-            of_error[..., k] = (moved.residual - error) / DIFFERENCE
-        values, vectors = np.linalg.eigh(0.5 * (hessian + hessian.T))
-        inverse = (vectors / np.maximum(values, LEAST_CURVATURE)) @ vectors.T
+        inverse, moved = _curvature(family, theta, slope, groups, free)
+        of_density = np.stack([m.leave_one_out - density for m in moved], -1) / DIFFERENCE
+        of_error = np.stack([m.residual - error for m in moved], -1) / DIFFERENCE
         moves = np.clip(-of_density @ inverse, -FARTHEST, FARTHEST)  # (n, free)
         density = density + (of_density * moves).sum(1)
         error = error + np.einsum("i...k,ik->i...", of_error, moves)
@@ -178,15 +171,27 @@ def leave_one_out(
 def inverse_hessian(family: Family, theta: np.ndarray, groups: np.ndarray) -> np.ndarray:
     """About that of the loss, in nats an observation, of moves of the groups, (n_groups,) squared.
 
-    By differences of the gradient, an evaluation for each group; of positive eigenvalues.
+    An evaluation for each group, and one.
     """
-    size = int(groups.max(initial=-1)) + 1
-    slope, hessian = family.at(theta)[1], np.empty((size, size))
-    for group in range(size):
-        moved = family.at(theta + DIFFERENCE * (groups == group))[1]
-        hessian[group] = np.bincount(groups, moved - slope, size) / DIFFERENCE
+    _, slope, _ = family.at(theta)
+    return family.total * _curvature(family, theta, slope, groups, np.unique(groups))[0]
+
+
+def _curvature(
+    family: Family, theta: np.ndarray, slope: np.ndarray, groups: np.ndarray, free: np.ndarray
+) -> tuple[np.ndarray, list[EvidenceAt]]:
+    """Inverse Hessian (k, k) of the loss, in nats, of moves of k groups; the evidence after each.
+
+    By differences of the gradient. Positive definite: of a negative curvature the size counts, so
+    that steps descend where theta is no optimum.
+    """
+    hessian, moved = np.empty((len(free), len(free))), []
+    for k, group in enumerate(free):
+        _, moved_slope, at = family.at(theta + DIFFERENCE * (groups == group))
+        hessian[k] = np.bincount(groups, moved_slope - slope)[free] / DIFFERENCE
+        moved.append(at)
     values, vectors = np.linalg.eigh(0.5 * (hessian + hessian.T))
-    return family.total * (vectors / np.maximum(np.abs(values), LEAST_CURVATURE)) @ vectors.T
+    return (vectors / np.maximum(np.abs(values), LEAST_CURVATURE)) @ vectors.T, moved
 
 
 def _free_groups(

@@ -18,7 +18,6 @@ inducing points at all of up to 3000 observations, else as many as about two min
 relevance vectors (:func:`resolve_relevance`) the evidence decides the number.
 """
 
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -46,7 +45,7 @@ from skgp.learning.defaults import (
     STREAMING_FEATURES,
     SUMS_PASSES,
 )
-from skgp.linalg import NumericalWarning
+from skgp.linalg import NumericalWarning, warn_caller
 from skgp.linalg.runtime import memory_budget, require_memory
 
 CLASSIFIER_COVARIANCES = {"newton": ("full", "chevron", "diagonal"), "sgd": ("diagonal", "chevron")}
@@ -251,11 +250,10 @@ def refuse_other(name: str, value: str, offered: tuple[str, ...], with_what: str
 def warn_of_too_many(n_basis: int | None, n: int) -> None:
     """Say that inducing points are among the rows, of which there are fewer than asked for."""
     if n_basis is not None and n_basis > n:
-        warnings.warn(
+        warn_caller(
             f"n_basis={n_basis} exceeds the {n} training rows; n_basis={n} is used. "
             "basis='fourier' takes any number.",
             NumericalWarning,
-            stacklevel=5,
         )
 
 

@@ -10,7 +10,6 @@ a mean-field posterior tend to the prior's as m grows. Where observations are ma
 out, and all variances are multiplied by their mean squared standardised residual.
 """
 
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -42,7 +41,7 @@ from skgp.learning.calibration import choose_moderation, class_codes, mean_score
 from skgp.learning.defaults import CALIBRATION_ROWS, DIVERGED, MAX_RESTARTS, MODERATION_ROWS
 from skgp.learning.plan import Fit, Options, Plan, Problem
 from skgp.learning.selection import held_out_rows, hold_out
-from skgp.linalg import NumericalWarning
+from skgp.linalg import NumericalWarning, warn_caller
 from skgp.optim import host_generator
 
 
@@ -62,20 +61,18 @@ def fit_stochastic(problem: Problem, plan: Plan, previous: SGDState | None) -> F
         restart += 1
         fit = route.descend(None, rate / 10**restart, watch=restart < MAX_RESTARTS)
     if restart:
-        warnings.warn(
+        warn_caller(
             f"learning_rate={options.learning_rate} makes stochastic gradients diverge; a rate "
             f"{10**restart} times smaller was used. Lower it, or use solver='cholesky' or 'cg'.",
             NumericalWarning,
-            stacklevel=4,
         )
     left = route.support_mse / float(y.square().mean()) if bool(y.any()) else 0.0
     if left > 0.5:
-        warnings.warn(
+        warn_caller(
             f"Stochastic gradients are far from convergence after {fit.n_iter} iterations: the "
             f"mean leaves {left:.0%} of the variance unexplained. Raise max_iter, or use "
             "solver='cholesky' or 'cg'.",
             NumericalWarning,
-            stacklevel=4,
         )
     return fit
 

@@ -45,14 +45,13 @@ References
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
-from skgp.linalg import NumericalWarning
+from skgp.linalg import NumericalWarning, warn_caller
 from skgp.linalg.defaults import CONVERGED
 from skgp.linalg.runtime import Callback
 
@@ -117,14 +116,13 @@ def block_cg(
     true = cg.relative(left)[0]
     converged = bool((true <= 10 * torch.as_tensor(tol)).all())
     if warn and not (converged or stopped):
-        warnings.warn(
+        warn_caller(
             f"Conjugate gradients ended after n_iter={cg.n_iter} at a relative residual of "
             f"{float(true.max()):.1e}, by recursion {float(cg.residual.max()):.1e}; "
             f"tol={float(torch.as_tensor(tol).min()):.1e} was asked for. Where the two differ, "
             "products in this precision are too inexact: use dtype='float64' or a larger noise "
             "variance. Otherwise raise max_iter or the rank of the preconditioner.",
             NumericalWarning,
-            stacklevel=2,
         )
     return CGResult(cg.X, cg.n_iter, true, converged, left, history, cg.coefficients)
 
@@ -390,9 +388,8 @@ def _warn(cg: _Recursion, max_iter: int, stop: float) -> None:
         if cg.stalled
         else f"max_iter={max_iter} was reached: raise it or the rank of the preconditioner"
     )
-    warnings.warn(
+    warn_caller(
         f"ULISSE ended after {cg.n_iter} iterations at a relative residual of "
         f"{float(cg.residual.max()):.1e} (coins begin at stop={stop:.1e}) and is biased; {reason}.",
         NumericalWarning,
-        stacklevel=3,
     )

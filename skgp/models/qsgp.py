@@ -32,7 +32,6 @@ belongs; appendix F.1 scales the gradient of a control variate by
 """
 
 import math
-import warnings
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -78,7 +77,7 @@ from skgp.learning.routes import (
     with_covariance,
 )
 from skgp.learning.stochastic import SomeRows, fit_stochastic, fit_stochastic_classifier
-from skgp.linalg import NumericalWarning
+from skgp.linalg import NumericalWarning, warn_caller
 from skgp.optim.stopping import StopRecorder
 
 Settings = dict[str, Any]
@@ -149,8 +148,11 @@ def fit_exact(p: Problem, plan: Plan) -> Fit:
         if not (recorder.stopped or posterior.residual < defaults.FALL_BACK_RESIDUAL):
             return _fall_back(p, plan, posterior.residual)
         if not (recorder.stopped or posterior.converged):
-            stopped = f"stopped after {posterior.n_iter} iterations at a relative residual of"
-            _warn(f"Conjugate gradients {stopped} {posterior.residual:.1e}. Raise max_iter or tol.")
+            warn_caller(
+                f"Conjugate gradients stopped after {posterior.n_iter} iterations at a relative "
+                f"residual of {posterior.residual:.1e}. Raise max_iter or tol.",
+                NumericalWarning,
+            )
     evidence = posterior.log_marginal_likelihood
     if evidence is not None:  # of distinct inputs; the scatter within them contributes
         evidence += float(data.log_power(data.X.new_tensor(p.noise)).sum())
@@ -175,7 +177,8 @@ def _fall_back(p: Problem, plan: Plan, residual: float) -> Fit:
         f"{m} inducing points and a Cholesky factorisation replace them"
     )
     advice = ". A larger noise variance, or a bound on the WhiteKernel's noise_level, improves "
-    _warn(reason[0].upper() + reason[1:] + advice + "the conditioning.")
+    message = reason[0].upper() + reason[1:] + advice + "the conditioning."
+    warn_caller(message, NumericalWarning)
     reduced = replace(plan, n_basis=m, solver="cholesky", reason=reason)
     return fit_weights(p, with_covariance(reduced, "auto", len(p.data)))
 
@@ -269,7 +272,8 @@ def fit_laplace(
     )
     if not (fit.converged or recorder.stopped):
         passes = f"max_iter={limits['max_iter']} passes over the data"
-        _warn(f"The bound still rose after {passes}. Raise max_iter or tol.")
+        message = f"The bound still rose after {passes}. Raise max_iter or tol."
+        warn_caller(message, NumericalWarning)
     fit.posterior.basis = basis  # predictions are in float64
     return Fit(
         _augmented(fit.posterior, plan, o),
@@ -402,10 +406,6 @@ def _augmented(posterior: Any, plan: Plan, options: Options, amplitude: float = 
     if plan.basis == "inducing" and options.augment:
         return Augmented(posterior, amplitude)
     return posterior
-
-
-def _warn(message: str) -> None:
-    warnings.warn(message, NumericalWarning, stacklevel=4)
 
 
 # ---- features (sections 2 and 4, appendix I.2) --------------------------------------------------

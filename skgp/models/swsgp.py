@@ -53,7 +53,6 @@ References
    neighbor information, International Conference on Machine Learning.
 """
 
-import warnings
 from dataclasses import dataclass, field, replace
 from typing import cast
 
@@ -63,7 +62,7 @@ from torch import Tensor
 from skgp.blocks import MappedBlocks
 from skgp.data import Data
 from skgp.inference.full_system import FullSystem
-from skgp.inference.natural import Posterior, SitesFit, fit_sites, natural_steps
+from skgp.inference.natural import Posterior, SitesFit, fit_sites, natural_steps, unsettled
 from skgp.inference.neighbors import streaming
 from skgp.inference.neighbors.conditionals import Tiles
 from skgp.inference.neighbors.posterior import SWSGPState
@@ -75,7 +74,7 @@ from skgp.learning.local.bound import Objective, total_bound
 from skgp.learning.local.minibatch import Search, fit_minibatch, of_all, of_minibatches, polish
 from skgp.learning.local.prior import Prior, Settings, active_sets, find_prior, split_rows
 from skgp.likelihoods import Bernoulli, Likelihood
-from skgp.linalg import NumericalWarning
+from skgp.linalg import NumericalWarning, warn_caller
 from skgp.linalg.runtime import Callback
 from skgp.optim.bfgs import minimize_lbfgs
 from skgp.optim.stopping import StopRecorder
@@ -137,14 +136,14 @@ def fit_swsgp(
     return fitter.fit(state, prior)
 
 
-def _warn_unsettled(found: SitesFit) -> None:
-    warnings.warn(
-        f"The {len(found.history)} natural-gradient steps ended short of the posterior: another "
-        f"one would change the precisions of its sites by a share of {found.unsettled:.2f}. Raise "
-        "max_iter, or give a kernel whose variance is that of f.",
-        NumericalWarning,
-        stacklevel=4,
-    )
+def _warn_unless_settled(left: float, n_steps: int) -> None:
+    if left > defaults.UNSETTLED:
+        warn_caller(
+            f"The {n_steps} natural-gradient steps ended short of the posterior: another one would "
+            f"change the precisions of its sites by a share of {left:.2f}. Raise max_iter, or give "
+            "a kernel whose variance is that of f.",
+            NumericalWarning,
+        )
 
 
 class _Fitter:
@@ -267,10 +266,11 @@ class _Fitter:
         if self.moves_likelihood or in_turns:
             rounds = defaults.LIKELIHOOD_ROUNDS - (not self.moves_likelihood)
         for i in range(rounds + 1):  # q(u) last
+            likelihood = self.likelihood.with_parameters(state.likelihood).at(self.data.offset)
             found = fit_sites(
                 system,
                 self.data.y,
-                self.likelihood.with_parameters(state.likelihood).at(self.data.offset),
+                likelihood,
                 offset=state.offset,
                 start=start,
                 max_iter=s.max_iter
@@ -287,8 +287,9 @@ class _Fitter:
             if i == rounds or self.callback.stopped:
                 break
             state = replace(state, likelihood=self._likelihood(state, system, start))
-        if found.unsettled > defaults.UNSETTLED and not self.callback.stopped:
-            _warn_unsettled(found)
+        if not self.callback.stopped:
+            left = unsettled(found, system, self.data.y, likelihood, state.offset)
+            _warn_unless_settled(left, len(found.history))
         self.history["solve"] = history
         return state, found, max(1, len(history))
 

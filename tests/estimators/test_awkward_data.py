@@ -87,8 +87,9 @@ def test_more_points_than_rows_are_lowered_with_a_warning(estimator, params):
     X, y = X.repeat(repeats, axis=0), np.sin(X[:, 0]).repeat(repeats)
     model = estimator(**{basis: 50, "optimizer": None, "random_state": 0, **params})
     message = f"{basis}=50 (is more than the 12 distinct rows|exceeds the 12 .*basis='fourier')"
-    with pytest.warns(Warning, match=message):
+    with pytest.warns(Warning, match=message) as caught:
         model.fit(X, y if estimator in REGRESSORS else y > 0)
+    assert {each.filename for each in caught} == {__file__}  # the line that called fit
     assert getattr(model, "n_basis_", None) == 12 or len(model.inducing_points_) == 12
 
 

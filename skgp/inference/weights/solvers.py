@@ -5,7 +5,6 @@ Both solve :math:`(\Phi^T \Phi + \sigma^2 I) V = \Phi^T T` for several columns a
 of weights after another.
 """
 
-import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -20,7 +19,7 @@ from skgp.inference.defaults import (
     RIDGE_FACTOR,
 )
 from skgp.inference.weights.design import StreamedDesign, add_gram
-from skgp.linalg import NumericalWarning
+from skgp.linalg import NumericalWarning, warn_caller
 from skgp.linalg.cg import CGResult, block_cg
 from skgp.linalg.cholesky import cho_solve, jittered_cholesky
 from skgp.linalg.preconditioners import NystromPreconditioner
@@ -156,11 +155,10 @@ def gauss_seidel(
             state.minimise_over(displacements)
             # The sweep and its acceleration together are the direction that comes next.
             displacements[-1] = (state.V - before[0], before[1] - state.R)
-    warnings.warn(
+    warn_caller(
         f"Gauss-Seidel stopped after max_iter={max_iter} sweeps at a relative gradient of "
         f"{float(residual.max()):.1e}, short of tol={tol:.1e}. Raise max_iter or tol.",
         NumericalWarning,
-        stacklevel=2,
     )
     return GaussSeidelResult(state.V, state.R, max_iter, residual, False)
 

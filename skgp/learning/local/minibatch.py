@@ -22,7 +22,6 @@ References
 """
 
 import copy
-import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
@@ -45,6 +44,7 @@ from skgp.learning.defaults import (
 )
 from skgp.learning.local.bound import Objective, bound, latent_moments
 from skgp.learning.selection import improves
+from skgp.linalg import warn_caller
 from skgp.linalg.runtime import Callback
 from skgp.optim import NonFiniteLossError, sample_without_replacement
 
@@ -78,7 +78,7 @@ def polish(
     try:
         found, history = fit_minibatch(state, data, of_all(search), objective, **options)
     except NonFiniteLossError as error:
-        warnings.warn(f"The joint polish was not kept. {error}", RuntimeWarning, stacklevel=2)
+        warn_caller(f"The joint polish was not kept. {error}", RuntimeWarning)
         return state, False, []
     kept = improves(losses(found), losses(state), weight=held_out.weight)
     return found if kept else state, kept, history

@@ -1,6 +1,5 @@
 """State-space forms of kernels that have an approximate one only, as fine as the noise asks for."""
 
-import warnings
 from collections.abc import Callable
 
 from torch import Tensor
@@ -11,7 +10,7 @@ from skgp.kernels import state_space
 from skgp.learning.defaults import FORM_NATS, FORM_TOLERANCES, WORTH_A_WARNING
 from skgp.learning.markov.objectives import Component
 from skgp.learning.markov.search import Search
-from skgp.linalg import NumericalWarning
+from skgp.linalg import NumericalWarning, warn_caller
 
 
 def with_fine_form(
@@ -36,13 +35,12 @@ def with_fine_form(
         if error <= FORM_NATS:
             break
     if error > WORTH_A_WARNING:
-        warnings.warn(
+        warn_caller(
             f"The state-space form of {found.kernel} is approximate, and with noise of variance "
             f"{_noise(found):.3g} (of standardised targets) the log marginal likelihood may be off "
             f"by {error:.2g} nats. Use a Matern kernel, whose form is exact, or "
             "QSGPRegressor.",
             NumericalWarning,
-            stacklevel=2,
         )
     return found
 

@@ -88,8 +88,9 @@ def other_starts(problem: Problem, kernel) -> list[tuple[Any, float]]:
         other = latent_start(kernel, data, likelihood)
         found += [] if other is None else [(other, 0.0)]
     if not objective.is_gaussian:
-        structure = latent_structure(kernel, data, likelihood, generator=problem.generator)
-        found += [] if structure is None else [structure]
+        told: dict = {"generator": problem.generator, "callback": problem.recorder}
+        structure = latent_structure(kernel, data, likelihood, **told)
+        found += [] if structure is None or problem.recorder.stopped else [structure]
     return found
 
 

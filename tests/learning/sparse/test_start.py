@@ -12,7 +12,7 @@ from sklearn.gaussian_process.kernels import RBF, ConstantKernel, Matern
 from skgp.data import Data
 from skgp.inference.sparse import SparseState, natural_gradients
 from skgp.learning import defaults
-from skgp.learning.sparse.few_rows import best_evidence, has_evidence
+from skgp.learning.sparse.few_rows import best_evidence, has_evidence, other_starts
 from skgp.learning.sparse.objective import Objective, Problem, Settings
 from skgp.learning.sparse.start import broadened, grown, start_state
 from skgp.likelihoods import Bernoulli, Gaussian, Laplace, Poisson, StudentT
@@ -155,6 +155,15 @@ def test_start_by_the_evidence_stops_when_told(n_kernels):
     begun = begin(problem, Objective(PROBIT), settings, kernels=kernels, callback=stop)
     assert begun.stopped and len(calls) == 1
     assert begun.state.mean.isfinite().all() and len(begun.state.Z) == 40
+
+
+def test_a_regression_on_numbers_stops_when_told():
+    problem, losses = dense.make_problem(target="labels"), []
+    told = {"callback": lambda i, info: losses.append(info["loss"]) or True}
+    found = other_starts(
+        problem_for(problem, Objective(PROBIT), Settings(), **told), problem.kernel
+    )
+    assert len(losses) == 1 and len(found) == 1  # the start that no search was for
 
 
 def test_start_by_the_evidence_keeps_fixed_noise_and_precision():
