@@ -170,6 +170,8 @@ def test_copies_are_one_observation():
     assert n_observations(X, y) == 30
     chosen = rng.integers(30, size=90)
     assert n_observations(X[chosen], y[chosen]) == len(np.unique(chosen))
+    copies = np.repeat(np.arange(30), 3)  # of three targets as many numbers as rows
+    assert n_observations(X[copies], rng.normal(size=(30, 3))[copies]) == 30
 
 
 def test_replicates_are_observations_each():

@@ -44,6 +44,7 @@ from skgp.kernels.expression import summands
 from skgp.likelihoods import Likelihood
 from skgp.linalg.runtime import constant, to_arrays
 from skgp.models.state_space import Fit, fit_additive, fit_additive_statistics, fit_series
+from skgp.optim.stopping import StopRecorder
 
 Exact = SeriesState | AveragedState
 State = Exact | InducingState | AdditiveState
@@ -210,6 +211,7 @@ class StateSpaceMixin(IndexedOutput, SeriesInputs):
         of the likelihood (p,).
         """
         X, total, given_data = data.X.numpy(), data.total, data
+        callback = StopRecorder(callback)
         process = self._process_columns(X)
         signals, start = self._signals(process, given), None
         # Additive noise is relative to standardised targets; latent functions of labels and counts
@@ -250,8 +252,9 @@ class StateSpaceMixin(IndexedOutput, SeriesInputs):
         parameters = fits[0].parameters.cpu()
         # What a warm start needs besides the states.
         self._likelihood_parameters = parameters.numpy()
-        converged = all(fit.n_iter < self.max_iter for fit in fits)  # else any part may be missing
-        if process.shape[1] > 1 and self._learns and converged:
+        # A search cut short may miss any part.
+        ended = not callback.stopped and all(fit.n_iter < self.max_iter for fit in fits)
+        if process.shape[1] > 1 and self._learns and ended:
             learned = likelihood.with_parameters(parameters)
             warn_of_interactions(self, self._states, self._columns, given_data, learned)
         kernels = [_kernel_of(state) for state in self._states]

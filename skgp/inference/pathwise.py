@@ -174,13 +174,10 @@ def leave_one_out_z2(weights: Tensor, sample_weights: Tensor) -> float:
     overconfident. A common factor on all variances fits the leave-one-out residuals best at this
     value; the ratio of means :math:`\overline{\alpha^2} / \overline{d}` weighs rows by their
     precision instead, which misleads where the noise is not the same everywhere. 1 for fewer than
-    three draws or a constant y. Of several targets, `weights` (n, t), one factor for all: the mean
-    over those that vary.
+    three draws or a constant y. Of several targets, `weights` (n, t), one factor for all.
     """
-    weights = weights.reshape(len(weights), -1)
-    weights = weights[:, weights.any(0)]
-    s = sample_weights.shape[1]
-    if s < 3 or not weights.numel():
+    weights, s = weights.reshape(len(weights), -1), sample_weights.shape[1]
+    if s < 3 or not bool(weights.any()):
         return 1.0
     d = sample_weights.square().mean(1).clamp(min=torch.finfo(weights.dtype).tiny)
     return float((s - 2) / s * (weights.square() / d[:, None]).mean())

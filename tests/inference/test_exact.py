@@ -1,6 +1,7 @@
 """Function-space fits against scikit-learn's exact GP and the closed-form degenerate posterior."""
 
 import pickle
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -123,6 +124,11 @@ def test_fit_iterative_reports_the_true_residual():
     A = gram(problem.kernel, problem.X) + problem.noise * torch.eye(30)
     residual = torch.linalg.vector_norm(problem.y - A @ short.weights) / problem.y.norm()
     np.testing.assert_allclose(short.residual, float(residual), rtol=1e-4)
+    Y = torch.stack([problem.y, problem.y.sign()], 1)
+    both = iterative(replace(problem, y=Y), max_iter=3, rank=1)
+    residual = torch.linalg.vector_norm(Y - A @ both.weights, dim=0) / Y.norm(dim=0)
+    np.testing.assert_allclose(both.residual, float(residual.max()), rtol=1e-4)  # of the worst
+    assert residual.min() < 0.95 * residual.max()
     assert short.n_iter == 3 and len(short.history) == 3 and not short.converged
     whole = iterative(problem, tol=1e-5)
     assert whole.converged and whole.residual < 1e-4

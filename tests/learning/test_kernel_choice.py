@@ -11,8 +11,9 @@ from sklearn.gaussian_process.kernels import RBF, Matern, WhiteKernel
 from skgp.data import Data, merge_replicates
 from skgp.kernels import split_noise
 from skgp.learning import kernel_choice
+from skgp.learning.defaults import LEAST_CURVATURE
 from skgp.learning.kernel_choice import choose_kernel, fit_families, raised
-from skgp.learning.kernel_family import ChoiceSettings, Family, leave_one_out
+from skgp.learning.kernel_family import ChoiceSettings, Family, inverse_hessian, leave_one_out
 from skgp.linalg import NotPositiveDefiniteError
 from skgp.optim.bfgs import minimize_within
 from tests.reference.qsgp import numerical_gradient
@@ -119,6 +120,19 @@ def test_corrected_leave_one_out_of_copies_of_a_target_is_that_of_one(rng):
         np.testing.assert_allclose(getattr(found, name), getattr(expected, name), rtol=1e-6)
 
 
+def test_inverse_hessian_leads_down_where_theta_is_no_optimum(rng):
+    """Of a negative curvature the size counts, and none is below the least."""
+    X, y = sample(rng, 30, 3, 2)
+    family = Family(families(3)[1], as_data(X, y), SETTINGS)
+    theta = family.start + np.array([3.0, -2.0, 1.0, 0.0, 2.0])
+    hessian = [numerical_gradient(lambda t, i=i: family.at(t)[1][i], theta) for i in range(5)]
+    values, vectors = np.linalg.eigh(np.array(hessian))
+    assert values.min() < -2 * LEAST_CURVATURE
+    expected = (vectors / np.maximum(np.abs(values), LEAST_CURVATURE)) @ vectors.T
+    found = inverse_hessian(family, theta, np.arange(5)) / family.total
+    np.testing.assert_allclose(found, expected, rtol=0.05, atol=0.01 * np.abs(expected).max())
+
+
 def test_leave_one_out_moves_no_hyper_parameter_that_a_bound_holds(rng):
     X, _ = sample(rng, 20, 2, 2)
     y = np.sin(X.sum(1))  # without noise: its variance ends at the bound
@@ -154,9 +168,10 @@ def test_choose_kernel_finds_a_quick_oscillation_beside_a_trend(rng):
 
 def test_choose_kernel_of_equally_relevant_columns_shares_their_length_scale():
     for seed in range(3):
-        X, y = sample(np.random.default_rng(seed), 70, 20, 20)
-        kernel, _ = choose(X, y)
-        np.testing.assert_allclose(length_scales(kernel), length_scales(kernel)[0], rtol=1e-10)
+        for n, d, screen_rows in ((70, 20, 500), (100, 3, 50)):  # of more rows, too
+            X, y = sample(np.random.default_rng(seed), n, d, d)
+            scales = length_scales(choose(X, y, replace(SETTINGS, screen_rows=screen_rows))[0])
+            np.testing.assert_allclose(scales, scales[0], rtol=1e-10)
 
 
 def test_choose_kernel_finds_the_relevant_of_many_columns():

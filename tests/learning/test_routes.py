@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from scipy import stats
 from sklearn.gaussian_process.kernels import RBF, Matern
 
 from skgp import QSGPRegressor
@@ -121,6 +122,27 @@ def test_weights_and_replicates_count_in_the_comparison():
     data = rough()
     weighted = replace(data, weight=torch.full((N,), 1.0, dtype=torch.float64))
     assert fitted(weighted, ROUGH, 1e-3).plan.basis == "neighbors"
+
+
+def test_log_density_of_several_targets_is_the_mean_of_theirs():
+    data = rough().take(torch.arange(60))
+    data = replace(data, y=torch.stack([data.y, data.X[:, 0]], 1), weight=1 + data.X[:, 1])
+    kept, rows = data.take(slice(0, 50)), data.take(slice(50, None))
+    found, *each = (
+        routes._log_density(
+            routes.local_posterior(ROUGH, replace(kept, y=kept.y[:, t]), 0.1, 49),
+            0.1,
+            replace(rows, y=rows.y[:, t]),
+        )
+        for t in (slice(None), 0, 1)
+    )
+    assert found == pytest.approx(sum(each) / 2)
+    K = ROUGH(data.X)
+    A = K[:50, :50] + np.diag(0.1 / kept.weight)
+    solved = np.linalg.solve(A, K[:50, 50:]).T
+    var = 1 - (solved * K[50:, :50]).sum(1) + 0.1 / rows.weight.numpy()
+    law = stats.norm(solved @ kept.y.numpy(), var[:, None] ** 0.5)
+    assert found == pytest.approx(law.logpdf(rows.y).mean(), abs=1e-6)
 
 
 def test_neighbours_can_be_asked_for():

@@ -310,6 +310,25 @@ def test_fit_hyperparameters_of_several_targets_by_neighbours_sees_all(generator
     assert found.kernel.k2.noise_level == pytest.approx(0.01, rel=0.5)
 
 
+def test_another_start_of_several_targets_has_to_be_worth_it_for_each(monkeypatch, generator):
+    """Of copies of a target as of one, whose evidence is less by a factor."""
+    X, y = smooth(30)
+    kernel = 1.0 * RBF(1e3, (1e-2, 1e5)) + WhiteKernel(0.5, (1e-4, 1e1))
+    datasets = [Data(torch.tensor(X), torch.tensor(Y)) for Y in (y, np.stack([y, -y], 1))]
+    here = [hyperparameters.fit_marginal_likelihood(kernel, data) for data in datasets]
+    settings = SearchSettings()
+
+    def found(data):
+        return fit_hyperparameters([kernel], data, generator=generator, settings=settings)
+
+    gain = found(datasets[0]).log_marginal_likelihood - here[0].log_marginal_likelihood
+    assert gain > 1
+    for share, moves in ((0.8, True), (1.2, False)):
+        monkeypatch.setattr(hyperparameters, "LEAST_EFFECT", share * gain / 30)
+        for data, fit in zip(datasets, here, strict=True):
+            assert (found(data).log_marginal_likelihood > fit.log_marginal_likelihood) == moves
+
+
 def test_fit_hyperparameters_keeps_length_scales_that_neighbourhoods_cannot_see(generator):
     """Among the nearest a sine is a plane: its scale of 2 went to 3.9, the density to .41 nats."""
     rng = np.random.default_rng(0)

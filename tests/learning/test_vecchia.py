@@ -68,10 +68,10 @@ def test_gradient_is_that_of_the_value(H, m, step):
 
 
 def test_several_targets_add_up():
-    data = repeated()[2]
-    data = Data(data.X, torch.stack([data.y, data.y.flip(0)], 1), data.weight)
-    whole = evidence(data, 4, 6)(KERNEL.theta)
-    each = [evidence(Data(data.X, data.y[:, j], data.weight), 4, 6)(KERNEL.theta) for j in range(2)]
+    X, y, _ = repeated()
+    Y = np.stack([y, y[::-1]], 1)
+    merged = [merge_replicates(X, each, None, torch.device("cpu")) for each in (Y, *Y.T)]
+    whole, *each = (evidence(data, 4, 6)(KERNEL.theta) for data in merged)
     assert 2 * whole[0] == pytest.approx(each[0][0] + each[1][0], abs=1e-12)  # in nats a number
     np.testing.assert_allclose(2 * whole[1], each[0][1] + each[1][1], atol=1e-12)
 

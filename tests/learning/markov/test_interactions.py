@@ -14,6 +14,7 @@ from skgp.learning.defaults import FISHER_RIDGE, LEAST_INTERACTION, PEAK_CHANCE
 from skgp.learning.markov import interactions
 from skgp.learning.markov.interactions import _gains, missed_interaction
 from skgp.likelihoods import Gaussian
+from tests.contracts.common import Recorder
 
 
 def test_gain_is_that_of_the_score_of_the_dense_evidence():
@@ -80,6 +81,19 @@ def test_gains_of_few_nats_are_chance(n, least, monkeypatch):
         monkeypatch.setattr(interactions, "_gains", lambda *args, gains=gains: gains)
         found = missed_interaction(kernels, data, X[:, 0], 0.0, Gaussian(0.1))
         assert (found is not None) == told
+
+
+@pytest.mark.parametrize("ends", ["max_iter", "callback"])
+def test_a_search_cut_short_may_have_left_out_any_part(ends):
+    rng = np.random.default_rng(0)
+    X = rng.uniform(-2, 2, (200, 3))
+    y = np.sin(6 * X[:, 0]) + np.sin(5 * X[:, 1]) + 0.2 * rng.standard_normal(200)
+    model = StateSpaceGPRegressor(max_iter=1)
+    if ends == "callback":
+        model = StateSpaceGPRegressor().set_callbacks(Recorder(stop_after=1))
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message=".*act together")
+        assert model.fit(X, y).n_iter_ == 1
 
 
 @pytest.mark.parametrize("estimator", [StateSpaceGPRegressor, StateSpaceGPClassifier])

@@ -20,8 +20,10 @@ from sklearn.gaussian_process.kernels import (
 from skgp.data import merge_replicates
 from skgp.kernels import ActiveDims, split_noise
 from skgp.learning.posterior import defaults as tuned
-from skgp.learning.posterior.log_posterior import LogPosterior
+from skgp.learning.posterior import modes
+from skgp.learning.posterior.log_posterior import FreePosterior, LogPosterior
 from skgp.learning.posterior.modes import find_mode, hessian_by_differences, laplace_modes
+from skgp.learning.posterior.priors import default_priors
 from skgp.priors import Gamma, HalfNormal, LogNormal
 from tests.reference.kernels import naive_gram
 
@@ -184,6 +186,27 @@ def test_laplace_modes_polish_the_mode_of_a_subset(rng):
     hessian = hessian_by_differences(target, found.u)
     np.testing.assert_allclose(found.covariance, np.linalg.inv(-hessian), rtol=1e-10)
     assert found.n_gradients < 40
+
+
+def test_random_starts_and_coordinates_without_bounds_have_the_covariance_of_the_priors(
+    rng, monkeypatch
+):
+    X, y = rows(20)
+    kernel = 1.0 * RBF([1.0, 1.0], (0.5, 2.0)) + WhiteKernel(0.1)
+    target = posterior(kernel, X, y, default_priors(kernel, X, y))
+    C, starts = target.prior_covariance, []
+    assert C[1, 2] > 0.5
+    monkeypatch.setattr(tuned, "MORE_STARTS", 4000)
+    monkeypatch.setattr(modes, "search_modes", lambda at, given, **_: starts.extend(given))
+    monkeypatch.setattr(modes, "with_curvature", lambda at, ends: ends)
+    laplace_modes(target, rng=rng)
+    drawn = np.array(starts[2:]) - target.medians
+    error = np.sqrt((np.outer(C.diagonal(), C.diagonal()) + C**2) / 4000)
+    assert np.abs((drawn.T @ drawn / 4000 - C) / error).max() < 4
+    free = FreePosterior(target, np.array([False, False, True, False]))
+    expected = C.copy()
+    expected[2], expected[:, 2] = np.eye(4)[2], np.eye(4)[2]  # standard normal, and independent
+    np.testing.assert_array_equal(free.prior_covariance, expected)
 
 
 def test_laplace_modes_bound_the_width_where_there_is_no_curvature(rng):
