@@ -16,6 +16,10 @@ TILE_ENTRIES = 2**16
 #: Variance of level and of the change over the range that a trend starts with, of that of y: wide,
 #: for at 10 predictions before a series of steep trends are drawn to its mean.
 TREND_START = 1e3
+#: Variance of the change over the range of the line beneath a short series: what the squared range
+#: of a uniform variable is over its variance. Of sixteen kinds of generated series of 12, 20 and 32
+#: times, a third ahead, a line of the wide prior above leaves the NLPD .6 greater.
+LINE_CHANGE = 12.0
 #: Length scale of a level that wanders, in ranges: its variance there is as wide as the trend's.
 WANDER_SCALE = 20.0
 

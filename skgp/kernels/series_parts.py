@@ -8,11 +8,10 @@ from operator import add
 
 from sklearn.gaussian_process.kernels import ConstantKernel, Kernel, Matern
 
-from .defaults import TREND_START, WANDER_SCALE
+from .defaults import LINE_CHANGE, TREND_START, WANDER_SCALE
 from .specs import Cosine, LocalLinearTrend
 
 _LEAST_DIFFUSION = 1e-8  # mathematical: of a line
-_OF_A_LINE = 12.0  # mathematical: of a uniform variable the squared range over the variance
 
 
 @dataclass(frozen=True)
@@ -69,16 +68,11 @@ class SeriesParts:
 
     def line(self) -> Kernel:
         """A trend with the least diffusion."""
-        return self._trend(_LEAST_DIFFUSION * self.variance / self.span**3)
+        return self._trend(self._least_diffusion)
 
     def straight(self) -> Kernel:
         """A line of a change over the range that a line of all the variance has."""
-        return self._trend(_LEAST_DIFFUSION * self.variance / self.span**3, _OF_A_LINE, False)
-
-    def level(self) -> Kernel:
-        """The same without a slope."""
-        least = _LEAST_DIFFUSION
-        return self._trend(least * self.variance / self.span**3, least, False)
+        return self._trend(self._least_diffusion, LINE_CHANGE, diffuses=False)
 
     def constant(self) -> Kernel:
         """A level of the prior that a trend's has."""
@@ -89,12 +83,16 @@ class SeriesParts:
         scale = Matern(3 * self.gap, (0.01 * self.gap, 1e3 * self.span), nu=1.5)
         return _constant(0.3 * self.variance) * scale
 
+    @property
+    def _least_diffusion(self) -> float:
+        return _LEAST_DIFFUSION * self.variance / self.span**3
+
     def _trend(
-        self, diffusion: float, change: float = TREND_START, diffuses: bool = True
+        self, diffusion: float, change: float = TREND_START, *, diffuses: bool = True
     ) -> Kernel:
         """Of a change over the range of some variance, that of the data 1."""
         span, variance = self.span, self.variance
-        low, high = _LEAST_DIFFUSION * variance / span**3, 1e8 * variance / span**3
+        low, high = self._least_diffusion, 1e8 * variance / span**3
         return LocalLinearTrend(
             diffusion,
             TREND_START * variance,

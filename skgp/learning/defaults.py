@@ -527,6 +527,8 @@ PRIOR_LOG_SD, PRIOR_START_NOISE = 1.0, 0.1
 #: 60 rows; products, sines of sums and sums with a product have 10 nats and more from 200 rows on,
 #: .06 to 1.9 an observation. Of labels of some products no component is left to tell by.
 INTERACTION_ROWS, INTERACTION_ENTRIES, LEAST_INTERACTION = 300, 3e7, 0.05
+#: Of an observation that tells nothing, beside that of the prior: not 0, whose noise is infinite.
+LEAST_INFORMATION = 1e-8
 
 # ---- searches from many starts (multi_start.py)
 #: scikit-learn's own of L-BFGS-B: relative fall of the loss, greatest projected gradient, steps.

@@ -171,7 +171,7 @@ def _over_line(
         return max(searches, key=lambda search: search.value)
 
     line = above(make.straight())
-    odds = math.exp(min(line.value - above(make.level()).value, -math.log(LEAST_WEIGHT)))
+    odds = math.exp(min(line.value - above(make.constant()).value, -math.log(LEAST_WEIGHT)))
     return line, odds / (1 + odds)
 
 

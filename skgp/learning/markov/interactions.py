@@ -27,13 +27,12 @@ from skgp.learning.defaults import (
     FISHER_RIDGE,
     INTERACTION_ENTRIES,
     INTERACTION_ROWS,
+    LEAST_INFORMATION,
     LEAST_INTERACTION,
     PEAK_CHANCE,
 )
 from skgp.likelihoods import Likelihood
 from skgp.linalg.cholesky import jittered_cholesky
-
-_LEAST_INFORMATION = 1e-8  # mathematical: of an observation, beside that of the prior
 
 
 def rows_to_look_at(data: Data, n_components: int) -> Data:
@@ -55,7 +54,7 @@ def missed_interaction(
     m, c = len(data), len(kernels)
     K = torch.stack([gram(kernel, data.X) for kernel in kernels])  # (c, m, m)
     likelihood = likelihood.at(None if data.offset is None else data.offset[:, 0])
-    least = _LEAST_INFORMATION / float(K.sum(0).diagonal().mean())
+    least = LEAST_INFORMATION / float(K.sum(0).diagonal().mean())
     noise = 1 / likelihood.fisher_information(mean).clamp(min=least)
     z = mean - offset + noise * likelihood.derivatives(data.y, mean)[0]
     gains = _gains(K, z, noise if data.weight is None else noise / data.weight).numpy()
