@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from scipy.special import ndtri
 
-from skgp.displays.prediction import (
+from skgp.displays.common import (
     column_of,
     columns_of,
     in_first_column,

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from skgp.displays.prediction import panel_axes, require_matplotlib
+from skgp.displays.common import panel_axes, require_matplotlib
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from scipy.stats import gaussian_kde
 
-from skgp.displays.prediction import in_first_column, panel_axes, require_matplotlib
+from skgp.displays.common import in_first_column, panel_axes, require_matplotlib
 from skgp.samplers import r_hat
 
 if TYPE_CHECKING:

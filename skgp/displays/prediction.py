@@ -1,12 +1,21 @@
-"""Displays of what a regressor predicts, a band and how often it holds; axes of all displays."""
+"""Displays of what a regressor predicts, a band and how often it holds."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import ArrayLike
+
+from skgp.displays.common import (
+    column_of,
+    columns_of,
+    middle,
+    own_axes,
+    require_matplotlib,
+    spread_over,
+    table_like,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -116,7 +125,7 @@ class PredictiveBandDisplay:
         values = columns_of(X)
         column = column_of(feature, names, len(values))
         x = spread_over(values[column], grid_resolution)
-        grid = [np.repeat(_middle(each), len(x)) for each in values]
+        grid = [np.repeat(middle(each), len(x)) for each in values]
         grid[column] = x
         rows = table_like(X, grid)
         display = cls(
@@ -151,7 +160,7 @@ class PredictiveBandDisplay:
         PredictiveBandDisplay
             This object.
         """
-        self.ax_ = _axes(ax, type(self).__name__)
+        self.ax_ = own_axes(ax, type(self).__name__)
         self.figure_ = self.ax_.figure
         label = f"{self.coverage:.0%} interval of {self.target_name}"
         self.band_ = self.ax_.fill_between(
@@ -260,7 +269,7 @@ class CoverageDisplay:
         CoverageDisplay
             This object.
         """
-        self.ax_ = _axes(ax, type(self).__name__)
+        self.ax_ = own_axes(ax, type(self).__name__)
         self.figure_ = self.ax_.figure
         drawn = "calibrated" in self.ax_.get_legend_handles_labels()[1]
         label = None if drawn else "calibrated"
@@ -277,24 +286,6 @@ class CoverageDisplay:
         return self
 
 
-def require_matplotlib(caller: str) -> None:
-    """Raise an ImportError that says how to install matplotlib, if it is missing."""
-    try:
-        import matplotlib  # noqa: F401
-    except ImportError as error:
-        raise ImportError(f"{caller} needs matplotlib: pip install skgp[plot]") from error
-
-
-def _axes(ax: Axes | None, caller: str) -> Axes:
-    """Return ``ax``, or the axes of a new figure."""
-    if ax is not None:
-        return ax
-    require_matplotlib(caller)
-    import matplotlib.pyplot as plt
-
-    return plt.subplots()[1]
-
-
 def _observed(x: np.ndarray, y: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
     """Return the feature and the target of the rows whose target is not NaN."""
     target = np.asarray(y, dtype=np.float64)
@@ -309,97 +300,3 @@ def _of_one_target(values: np.ndarray, n_axes: int, caller: type) -> np.ndarray:
             f"{values.shape[1]}. Give the arrays of one to {caller.__name__}."
         )
     return values
-
-
-def columns_of(X: Any) -> list[np.ndarray]:
-    """Columns (n,) of a table, numbers in float64, dates and text as they are."""
-    if hasattr(X, "columns"):
-        columns = [np.asarray(X[name]) for name in X.columns]
-    else:
-        columns = list(np.atleast_2d(np.asarray(X).T))
-    return [each.astype(np.float64) if each.dtype.kind in "fiub" else each for each in columns]
-
-
-def spread_over(column: np.ndarray, n: int) -> np.ndarray:
-    """n values evenly from the lowest to the highest of numbers or dates; all that a text has."""
-    if column.dtype.kind in "OU":
-        return np.unique(column)
-    low, high = column.min(), column.max()
-    if column.dtype.kind == "f":
-        return np.linspace(low, high, n)
-    return low + (high - low) * np.linspace(0, 1, n)
-
-
-def table_like(X: Any, columns: Sequence[np.ndarray]) -> Any:
-    """A table of the kind of X with other columns (g,)."""
-    if hasattr(X, "columns"):
-        return type(X)(dict(zip(X.columns, columns, strict=True)))
-    alike = len({each.dtype for each in columns}) == 1
-    return np.column_stack(columns if alike else [each.astype(object) for each in columns])
-
-
-def _middle(column: np.ndarray) -> Any:
-    """The median; of dates and text the one in the middle of their order."""
-    return np.median(column) if column.dtype.kind == "f" else np.sort(column)[len(column) // 2]
-
-
-def column_of(feature: int | str, names: list[str], n_columns: int) -> int:
-    """Return the index of a column given by index or name."""
-    if isinstance(feature, str) and feature in names:
-        return names.index(feature)
-    if not isinstance(feature, str) and 0 <= feature < n_columns:
-        return int(feature)
-    known = names or f"integers from 0 to {n_columns - 1}"
-    raise ValueError(f"feature={feature!r} is not a column of X; the columns are {known}.")
-
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-
-
-def panel_axes(
-    n: int, ax: Axes | Sequence[Axes] | None, n_cols: int, *, caller: str, **kwargs: Any
-) -> np.ndarray:
-    """The axes to draw on, one a panel.
-
-    Parameters
-    ----------
-    n : int
-        Number of panels.
-    ax : matplotlib Axes, sequence of n of them or None
-        None makes a new figure.
-    n_cols : int
-        Panels beside each other on a new figure.
-    caller : str
-        Named by the error where matplotlib is missing.
-    **kwargs
-        Passed to ``plt.subplots``.
-
-    Raises
-    ------
-    ValueError
-        If the axes given are not n.
-    """
-    if ax is not None:
-        given = np.array(ax, dtype=object).ravel()
-        if len(given) != n:
-            raise ValueError(f"ax holds {len(given)} axes for {n} panels; give as many.")
-        return given
-    require_matplotlib(caller)
-    import matplotlib.pyplot as plt
-
-    n_cols = min(n_cols, n)
-    n_rows = -(-n // n_cols)
-    size = {"figsize": (3.6 * n_cols, 2.8 * n_rows)}
-    figure, axes = plt.subplots(
-        n_rows, n_cols, squeeze=False, layout="constrained", **{**size, **kwargs}
-    )
-    for unused in axes.flat[n:]:
-        figure.delaxes(unused)
-    return axes.ravel()[:n]
-
-
-def in_first_column(axis: Axes) -> bool:
-    """Whether nothing is to the left of it on its figure."""
-    place = axis.get_subplotspec()
-    return place is None or place.is_first_col()

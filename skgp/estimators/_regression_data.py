@@ -1,0 +1,221 @@
+"""Observations of a regressor: validated, weighted, and standardised target by target."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike
+from sklearn.utils.validation import _num_samples
+
+from skgp.blocks import Blocks, MappedBlocks
+from skgp.data import Data, n_observations
+from skgp.estimators._base import Backend, keep_weighted_rows, to_tensor
+from skgp.estimators._blocks import (
+    check_all_counts,
+    checked_moments,
+    some_of,
+)
+from skgp.estimators._functions import LatentFunction
+from skgp.estimators._predictive import is_constant, with_axes
+from skgp.estimators._validation import (
+    check_counts,
+    check_exposure,
+    validate_training_data,
+)
+from skgp.kernels.expression import split_noise
+from skgp.learning.hyperparameters import robust_location_scale
+
+Values = TypeVar("Values", float, np.ndarray, torch.Tensor)
+
+
+class RegressionData(LatentFunction):
+    """What stands between observations in the units of y and those that a fit learns from."""
+
+    normalize_y: bool
+    y_mean_: Any
+    y_scale_: Any
+    #: Places of the targets, of several, that vary: a constant one would halve the variance of two.
+    _varying: np.ndarray
+
+    #: Whether the targets are counts, which have exposures.
+    _counts = False
+    #: Whether the likelihood adds noise to f: what it does not has no units to standardise.
+    _is_additive = True
+    #: Whether the likelihood has heavy tails: y is standardised in spite of outliers.
+    _has_heavy_tails = False
+
+    @property
+    def _one_target(self) -> str | None:
+        """Where a fit takes one target alone, as for `validate_training_data`; None if nowhere."""
+        return ""
+
+    @property
+    def _has_several(self) -> bool:
+        """Whether the fit was to several targets."""
+        return np.ndim(getattr(self, "y_scale_", 1.0)) > 0
+
+    def __sklearn_tags__(self):
+        tags = super().__sklearn_tags__()
+        tags.target_tags.multi_output = self._one_target is None
+        return tags
+
+    def _standardised(self, blocks: Blocks, backend: Backend) -> MappedBlocks:
+        """The observations, y standardised by the moments of all."""
+        moments = checked_moments(blocks, self.dtype)
+        if self._counts:
+            check_all_counts(moments)
+        self._begin_fit(informed=moments.n_rows > 1)
+        some = some_of(blocks, backend)
+        self.y_mean_, self.y_scale_ = 0.0, 1.0
+        if self.normalize_y and self._is_additive:
+            self.y_mean_, scale = moments.mean, (moments.scatter / moments.weight) ** 0.5
+            if is_constant(scale, np.array([moments.largest_target])):
+                scale = 1.0
+            elif self._has_heavy_tails:  # a pass over all would tell no more
+                self.y_mean_, scale = robust_location_scale(some.y, some.weight)
+            self.y_scale_ = scale
+        unit = self._set_weight_scale(moments.n_rows, moments.weight)  # repeated rows are not seen
+        standardised = partial(_standardise, shift=self.y_mean_, scale=self.y_scale_, unit=unit)
+        return MappedBlocks(blocks, standardised, unit * moments.weight, standardised(some))
+
+    def _training_data(
+        self,
+        X: ArrayLike,
+        y: ArrayLike,
+        sample_weight: ArrayLike | None = None,
+        exposure: ArrayLike | None = None,
+        *,
+        reset: bool = True,
+        stream: bool = False,
+    ) -> Data:
+        """Observations of positive weight, in float64 on the CPU, y standardised.
+
+        Of a `stream` y has one target. ``reset=False`` (``partial_fit``) checks the columns of X
+        against those seen before, and standardises y as then.
+        """
+        n_rows, given = _num_samples(X), sample_weight
+        one_target = " by partial_fit" if stream or not reset else self._one_target
+        X, y = validate_training_data(
+            self, X, y, one_target=one_target, reset=reset, y_numeric=True
+        )
+        X, y, sample_weight = keep_weighted_rows(X, self._checked_target(y), sample_weight)
+        if reset:
+            self._begin_fit(informed=len(y) > 1)
+        offset = self._training_offset(exposure, n_rows, given)
+        z = self._target(y, sample_weight) if reset else self._to_z(y)
+        sample_weight = self._relative_weight(X, y, sample_weight, reset=reset)
+        columns = sample_weight, None, None if offset is None else offset[:, None]
+        return Data(
+            to_tensor(X), to_tensor(z), *(None if c is None else to_tensor(c) for c in columns)
+        )
+
+    def _relative_weight(
+        self, X: np.ndarray, y: np.ndarray, weight: np.ndarray | None, *, reset: bool
+    ) -> np.ndarray | None:
+        r"""Weights (n,) that sum to the number of observations, where the noise is learned.
+
+        Then the likelihood :math:`\prod_i N(y_i; f, \sigma^2)^{w_i}` has as many powers of
+        :math:`\sigma` as :math:`\prod_i N(y_i; f, \sigma^2 / w_i)`: weights without a common
+        scale, or rows given twice, are no evidence of small noise. The first batch of a stream
+        sets the scale of the others.
+        """
+        if reset:
+            self._set_weight_scale(len(y), len(y) if weight is None else weight.sum())
+        if not (self._is_additive and self._learns_noise):
+            return weight
+        scale = self._weight_scale * n_observations(X, y) / len(y)
+        relative = scale * (np.ones(len(y)) if weight is None else weight)
+        return None if (relative == 1.0).all() else relative
+
+    def _set_weight_scale(self, n_rows: int, total: float) -> float:
+        """Keep, and return, what makes the mean of weights of some `total` 1; 1 of fixed noise."""
+        learns = self._is_additive and self._learns_noise
+        self._weight_scale = n_rows / total if learns else 1.0
+        return self._weight_scale
+
+    @property
+    def _learns_noise(self) -> bool:
+        """Whether the variance of additive noise is searched for."""
+        if getattr(self, "optimizer", None) is None:
+            return False
+        white = None if self._asked_kernel is None else split_noise(self._asked_kernel)[1]
+        return white is None or not white.hyperparameter_noise_level.fixed
+
+    def _checked_target(self, y: np.ndarray) -> np.ndarray:
+        """Return y as contiguous float64; a ValueError names what should be a count and is not."""
+        if self._counts:
+            check_counts(y)
+        return np.ascontiguousarray(y, dtype=np.float64)
+
+    def _target(self, y: np.ndarray, sample_weight: np.ndarray | None) -> np.ndarray:
+        """Set ``y_mean_`` and ``y_scale_`` (weighted) and return ``z``, of the shape of y.
+
+        A constant y, up to rounding, is centred and not scaled.
+        """
+        mean: Any = np.zeros(y.shape[1:])
+        scale: Any = np.ones(y.shape[1:])
+        constant = False
+        if self.normalize_y and self._is_additive:
+            mean = np.average(y, axis=0, weights=sample_weight)
+            scale = np.sqrt(np.average((y - mean) ** 2, axis=0, weights=sample_weight))
+            constant = is_constant(scale, y)
+            if self._has_heavy_tails and not constant:
+                weight = None if sample_weight is None else to_tensor(sample_weight)
+                mean, scale = robust_location_scale(to_tensor(y), weight)
+            scale = np.where(constant, 1.0, scale)
+        several = y.ndim > 1
+        self.y_mean_, self.y_scale_ = (mean, scale) if several else (float(mean), float(scale))
+        z = np.where(constant, 0.0, self._to_z(y))  # and not the rounding of their mean
+        if several:
+            found = np.flatnonzero(~np.broadcast_to(constant, y.shape[1]))
+            self._varying = found if len(found) else np.arange(y.shape[1])
+            z = np.ascontiguousarray(z[:, self._varying])
+        return z
+
+    def _to_z(self, y: Values) -> Values:
+        """Standardise targets with ``y_mean_`` and ``y_scale_``."""
+        return (y - self.y_mean_) / self.y_scale_
+
+    def _to_y(self, z: Values) -> Values:
+        """Return standardised values, of any shape, in the units of y; (n, t, ...) of targets."""
+        if not self._has_several:
+            return self.y_mean_ + self.y_scale_ * z
+        mean, scale = (with_axes(v, np.ndim(z) - 2) for v in (self.y_mean_, self.y_scale_))
+        return mean + scale * z
+
+    def _by_target(self, mean: Any) -> Any:
+        """Means (n, t) of all targets, given those of targets that vary; (n,) is that of one."""
+        if not self._has_several or len(self._varying) == len(self.y_scale_):
+            return mean
+        shape = len(mean), len(self.y_scale_)
+        all_means = mean.new_zeros(shape) if torch.is_tensor(mean) else np.zeros(shape)
+        all_means[:, self._varying.tolist()] = mean
+        return all_means
+
+    def _offset_at(self, exposure: ArrayLike | None, X: np.ndarray) -> dict[str, np.ndarray]:
+        """Return the keyword ``offset`` of the hooks above; nothing without exposures."""
+        offset = check_exposure(exposure, len(X), self)
+        return {} if offset is None else {"offset": offset}
+
+    def _training_offset(
+        self, exposure: ArrayLike | None, n_rows: int, sample_weight: ArrayLike | None
+    ) -> np.ndarray | None:
+        """Return the log-exposures of those of n rows whose weight is positive, or None."""
+        weights = None if sample_weight is None else np.asarray(sample_weight)
+        if exposure is not None and weights is not None and weights.ndim == 1:
+            given = np.asarray(exposure, dtype=np.float64)
+            if given.size in (1, n_rows):  # of one a row, those that count; others are refused
+                exposure = np.where(weights > 0, given.reshape(-1), 1.0)
+        offset = check_exposure(exposure, n_rows, self)
+        if offset is None or weights is None or weights.ndim != 1:
+            return offset
+        return offset[weights > 0]
+
+
+def _standardise(data: Data, *, shift: float, scale: float, unit: float) -> Data:
+    weight = None if data.weight is None else unit * data.weight
+    return replace(data, y=(data.y - shift) / scale, weight=weight)

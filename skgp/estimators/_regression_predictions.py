@@ -1,0 +1,276 @@
+"""Predictions of a regressor, in the units of y."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+from numpy.typing import ArrayLike
+from sklearn.base import RegressorMixin
+from sklearn.metrics import r2_score
+from sklearn.utils import check_random_state
+
+from skgp.blocks import is_dask
+from skgp.estimators._blocks import in_memory, over_rows
+from skgp.estimators._fitting import within_limits
+from skgp.estimators._functions import check_gradients_asked
+from skgp.estimators._predictive import of_targets
+from skgp.estimators._regression_data import RegressionData
+from skgp.estimators._validation import check_joint_memory, check_n_samples, checked_levels, ends_of
+
+
+class RegressionPredictions(RegressorMixin, RegressionData):
+    """What every regressor says of new observations, noise included."""
+
+    @property
+    def noise_variance_(self) -> float:
+        """Variance of the observation noise, in squared units of y."""
+        return self._additive_variance() * self.y_scale_**2
+
+    @over_rows
+    @within_limits
+    def predict(
+        self,
+        X: ArrayLike,
+        return_std: bool = False,
+        return_cov: bool = False,
+        exposure: ArrayLike | None = None,
+        return_mean_grad: bool = False,
+        return_std_grad: bool = False,
+    ):
+        """Predict a new observation y at each row of X.
+
+        The mean alone takes the fast path, save of counts, whose mean depends on the variance of f.
+
+        Parameters
+        ----------
+        X : array-like of shape (n, d)
+        return_std : bool, default=False
+            Also return the standard deviation, observation noise included.
+        return_cov : bool, default=False
+            Also return the joint covariance, observation noise included on its diagonal.
+        exposure : float or array-like of shape (n,), optional
+            Of counts: the time, area or population that each is of, which multiplies its rate.
+            1 without it. ``set_predict_request(exposure=True)`` routes it through meta-estimators.
+        return_mean_grad : bool, default=False
+            Also return the gradients of the mean in X.
+        return_std_grad : bool, default=False
+            Also return those of the standard deviation, with ``return_std``.
+
+        Returns
+        -------
+        mean : ndarray of shape (n,) or (n, t)
+            With Student-t noise of one degree of freedom or fewer, which has none, the median.
+        std : ndarray of shape (n,) or (n, t)
+            Only when ``return_std`` is True. Infinite where noise has no variance.
+        covariance : ndarray of shape (n, n) or (n, n, t)
+            Only when ``return_cov`` is True. In squared units of y.
+        mean_grad : ndarray of shape (n, d) or (n, t, d)
+            Only when ``return_mean_grad`` is True. In units of y a unit of X.
+        std_grad : ndarray of shape (n, d) or (n, t, d)
+            Only when ``return_std_grad`` is True. 0 where the standard deviation is.
+
+        Raises
+        ------
+        RuntimeError
+            If both ``return_std`` and ``return_cov`` are True.
+        ValueError
+            If gradients are asked for with ``return_cov``, or those of a standard deviation without
+            ``return_std``.
+        MemoryError
+            If there is no room for the covariance.
+        """
+        if return_std and return_cov:
+            raise RuntimeError("At most one of return_std or return_cov can be requested.")
+        if return_mean_grad or return_std_grad:
+            check_gradients_asked(return_std, return_cov, return_std_grad)
+        X = self._validate_prediction(X)
+        offset = self._offset_at(exposure, X)
+        if return_cov:
+            remedy = "Ask for fewer of them at once, or for return_std=True"
+            check_joint_memory(len(X), remedy, np.size(self.y_scale_))
+            mean, covariance = self._predictive_covariance(
+                *self._latent_mean_and_covariance(X), **offset
+            )
+            return self._to_y(mean), of_targets(covariance, self.y_scale_**2)
+        if return_mean_grad or return_std_grad:
+            found = self._predictive_gradients(X, **offset)
+            asked = True, return_std, return_mean_grad, return_std_grad
+            return tuple(itertools.compress(found, asked))
+        if self._predicts_latent and not return_std:
+            return self._to_y(self._by_chunks(self._latent_mean, X))
+        mean, var = self._predictive_moments(*self._latent_moments(X), **offset)
+        mean = self._to_y(mean)
+        return (mean, self.y_scale_ * np.sqrt(var)) if return_std else mean
+
+    @over_rows
+    @within_limits
+    def predict_quantiles(
+        self, X: ArrayLike, quantiles: ArrayLike, exposure: ArrayLike | None = None
+    ) -> np.ndarray:
+        """Predict quantiles of a new observation y at each row of X.
+
+        Parameters
+        ----------
+        X : array-like of shape (n, d)
+        quantiles : float or array-like of shape (q,)
+            Probabilities, strictly between 0 and 1.
+        exposure : float or array-like of shape (n,), optional
+            Of counts; see `predict`.
+
+        Returns
+        -------
+        ndarray of shape (n, q) or (n, t, q), without the last axis for one number
+            One column a probability, in the units of y. Of counts, the least whole number that y
+            exceeds with no more than the probability left.
+
+        Raises
+        ------
+        ValueError
+            If ``quantiles`` is empty, of two dimensions, or leaves the open interval (0, 1).
+        """
+        X = self._validate_prediction(X)
+        levels = checked_levels(quantiles)
+        y = self._to_y(self._quantiles(X, np.atleast_1d(levels), **self._offset_at(exposure, X)))
+        return y[..., 0] if levels.ndim == 0 else y
+
+    def predict_interval(
+        self, X: ArrayLike, coverage: float = 0.95, exposure: ArrayLike | None = None
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Predict the central interval that holds a new observation y with given probability.
+
+        Parameters
+        ----------
+        X : array-like of shape (n, d)
+        coverage : float, default=0.95
+            Probability, strictly between 0 and 1. Half of the rest lies on either side. Of counts,
+            whose probabilities jump, the interval holds y, ends included, with at least that
+            probability.
+        exposure : float or array-like of shape (n,), optional
+            Of counts; see `predict`.
+
+        Returns
+        -------
+        lower, upper : ndarray of shape (n,) or (n, t)
+
+        Raises
+        ------
+        ValueError
+            If ``coverage`` leaves the open interval (0, 1).
+        """
+        found = self.predict_quantiles(X, ends_of(coverage), exposure)
+        found = found if is_dask(X) else np.asarray(found)  # of a frame, too
+        return found[..., 0], found[..., 1]
+
+    @over_rows
+    @within_limits
+    def sample_y(
+        self,
+        X: ArrayLike,
+        n_samples: int = 1,
+        random_state=0,
+        exposure: ArrayLike | None = None,
+    ) -> np.ndarray:
+        """Draw new observations y, jointly over the rows of X.
+
+        Parameters
+        ----------
+        X : array-like of shape (n, d)
+        n_samples : int, default=1
+        random_state : int, RandomState instance or None, default=0
+        exposure : float or array-like of shape (n,), optional
+            Of counts; see `predict`.
+
+        Returns
+        -------
+        ndarray of shape (n, n_samples) or (n, t, n_samples)
+            One column a draw, observation noise included. Counts are whole numbers, in float64 as
+            all else.
+        """
+        check_n_samples(n_samples)
+        X = self._validate_prediction(X)
+        rng = check_random_state(random_state)
+        return self._to_y(
+            self._observation_samples(X, n_samples, rng, **self._offset_at(exposure, X))
+        )
+
+    @over_rows
+    @within_limits
+    def log_predictive_density(
+        self, X: ArrayLike, y: ArrayLike, exposure: ArrayLike | None = None
+    ) -> np.ndarray:
+        r"""Return the log-density of each observation under its own prediction.
+
+        .. math:: \log p(y_i \mid x_i) = \log p(z_i \mid x_i) - \log s_y.
+
+        Parameters
+        ----------
+        X : array-like of shape (n, d)
+        y : array-like of shape (n,) or (n, t)
+        exposure : float or array-like of shape (n,), optional
+            Of counts; see `predict`.
+
+        Returns
+        -------
+        ndarray of shape (n,) or (n, t)
+            In nats, for y in its own units; of counts the log-probability. Minus its mean is the
+            "MNLP" of the literature.
+
+        Raises
+        ------
+        ValueError
+            If y should hold counts and holds a negative or fractional number; names it. If y has
+            other targets than those of the fit.
+        """
+        X, y = self._validate_scored(X, y, y_numeric=True, multi_output=self._has_several)
+        if y.shape[1:] != np.shape(self.y_scale_):
+            raise ValueError(
+                f"y must have the {len(self.y_scale_)} targets of the fit; got the shape {y.shape}."
+            )
+        log_density = self._log_density(X, self._to_z(y), **self._offset_at(exposure, X))
+        return log_density - np.log(self.y_scale_)
+
+    def score(
+        self,
+        X: ArrayLike,
+        y: ArrayLike,
+        sample_weight: ArrayLike | None = None,
+        exposure: ArrayLike | None = None,
+    ) -> float:
+        """Return the coefficient of determination R^2 of the predicted means.
+
+        Parameters
+        ----------
+        X : array-like of shape (n, d)
+        y : array-like of shape (n,) or (n, t)
+        sample_weight : array-like of shape (n,), optional
+        exposure : float or array-like of shape (n,), optional
+            Of counts; see `predict`.
+
+        Returns
+        -------
+        float
+            The mean over targets.
+        """
+        mean = self.predict(X, exposure=exposure)
+        return r2_score(*map(in_memory, (y, mean)), sample_weight=in_memory(sample_weight))
+
+    # ---- of the standardised target, which estimators may know better ------------------------
+
+    def _latent_moments(self, X: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        mean, var = super()._latent_moments(X)
+        return mean, var if var.ndim == mean.ndim else var[:, None]
+
+    def _quantiles(self, X: np.ndarray, levels: np.ndarray, **offset: np.ndarray) -> np.ndarray:
+        """Return the quantiles of z at the rows of X, shape (n, q)."""
+        return self._predictive_quantiles(*self._latent_moments(X), levels, **offset)
+
+    def _log_density(self, X: np.ndarray, z: np.ndarray, **offset: np.ndarray) -> np.ndarray:
+        """Return log p(z) of each row of X and its z, shape (n,)."""
+        return self._predictive_log_density(z, *self._latent_moments(X), **offset)
+
+    def _observation_samples(
+        self, X: np.ndarray, n_samples: int, rng: np.random.RandomState, **offset: np.ndarray
+    ) -> np.ndarray:
+        """Return joint draws of z at the rows of X, shape (n, n_samples)."""
+        return self._sample_observations(self._latent_samples(X, n_samples, rng), rng, **offset)
