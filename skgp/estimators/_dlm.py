@@ -14,7 +14,7 @@ from skgp.estimators._fitting import FitSession
 from skgp.estimators._parameters import StrOptions, warn_at_bounds
 from skgp.estimators._regression_likelihood import LikelihoodGPRegressor
 from skgp.kernels.expression import split_noise
-from skgp.learning import defaults
+from skgp.learning.sparse import defaults
 from skgp.learning.sparse.objective import STOCHASTIC_GRADIENTS
 
 

@@ -11,8 +11,9 @@ from skgp.estimators._dlm_common import SparseGPMixin
 from skgp.estimators._fitting import FitSession
 from skgp.estimators._parameters import StrOptions, warn_at_bounds
 from skgp.estimators._validation import base_rate_offset
-from skgp.learning import defaults
 from skgp.learning.calibration import FEW_ROWS_COUPLING, best_coupling, left_out_moments
+from skgp.learning.defaults import FEW_ROWS
+from skgp.learning.sparse import defaults
 from skgp.learning.sparse.objective import Objective
 from skgp.likelihoods import Bernoulli
 
@@ -263,10 +264,10 @@ class DLMGPClassifier(SparseGPMixin, StreamingGPClassifier):
         """Exponent of the coupling of one-vs-rest probabilities, by leave-one-out predictions."""
         if len(self.classes_) == 2:
             return 0.0
-        if len(data) < defaults.FEW_ROWS:
+        if len(data) < FEW_ROWS:
             return FEW_ROWS_COUPLING
         n_rows = int(defaults.LEFT_OUT_NUMBERS / self._posterior.whitened_mean.numel())
-        data = data.some(max(defaults.FEW_ROWS, n_rows), backend.generator())
+        data = data.some(max(FEW_ROWS, n_rows), backend.generator())
         moments = left_out_moments(self._posterior, data, objective, self._likelihood)
         return best_coupling(self._likelihood, data.y.cpu(), *moments, data.weight)
 

@@ -20,7 +20,8 @@ from skgp.estimators._reduction import (
 )
 from skgp.inference.collapsed import sparse_posterior
 from skgp.inference.sparse import SparseState
-from skgp.learning import defaults
+from skgp.learning.defaults import FEW_ROWS
+from skgp.learning.sparse import defaults
 from skgp.learning.sparse.few_rows import has_evidence, has_outliers, is_conjugate
 from skgp.learning.sparse.objective import (
     STOCHASTIC_GRADIENTS,
@@ -108,7 +109,7 @@ class SparseGPMixin(BaseGP):
         """How to search with `n_inducing` points, as the parameters say."""
         n_rows = len(data)
         few = n_rows <= defaults.FEW_PER_INDUCING * n_inducing
-        enough = n_rows >= defaults.FEW_ROWS and not few
+        enough = n_rows >= FEW_ROWS and not few
         # Fewer points than rows leave variance that counts as noise; labels have none to learn.
         exact = n_rows <= n_inducing or not objective.is_gaussian
         known = has_evidence(objective, kernels) or has_outliers(objective)

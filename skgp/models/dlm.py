@@ -58,8 +58,8 @@ from skgp.data import Data
 from skgp.inference.collapsed import calibrated_state, dense_posterior, evidence_ratio, statistics
 from skgp.inference.sparse import SparsePosterior, SparseState
 from skgp.kernels.gram import gram_diag
-from skgp.learning import defaults
 from skgp.learning.selection import choose, improves
+from skgp.learning.sparse import defaults
 from skgp.learning.sparse.few_rows import dense_start, of_bayes_rule, of_few_rows
 from skgp.learning.sparse.objective import (
     BestState,

@@ -73,15 +73,10 @@ from skgp.inference.markov.inducing import place_knots, shortest_scale
 from skgp.inference.markov.series import Series
 from skgp.inference.markov.states import InducingState, SeriesState
 from skgp.inference.markov.terms import Terms
-from skgp.learning.defaults import (
-    CHOICE_ITER,
-    FAR,
-    FEW_ADDITIVE_ROWS,
-    LEAST_EFFECT,
-    PRIOR_START_NOISE,
-)
+from skgp.learning.defaults import LEAST_EFFECT
 from skgp.learning.markov.averaging import averaged
 from skgp.learning.markov.choice import choose_kernel
+from skgp.learning.markov.defaults import CHOICE_ITER, FAR, FEW_ADDITIVE_ROWS, PRIOR_START_NOISE
 from skgp.learning.markov.ends import averaged_state, state_of
 from skgp.learning.markov.minibatch import MinibatchElbo, fit_minibatches
 from skgp.learning.markov.objectives import (

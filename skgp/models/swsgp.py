@@ -68,8 +68,9 @@ from skgp.inference.neighbors.conditionals import Tiles
 from skgp.inference.neighbors.posterior import SWSGPState
 from skgp.inference.neighbors.sums import BlocksProblem, FullRows, LocalRows
 from skgp.inference.neighbors.system import LocalSystem, full_system, local_system
-from skgp.learning import defaults
 from skgp.learning.calibration import best_coupling
+from skgp.learning.defaults import FEW_ROWS, LEARNING_RATE
+from skgp.learning.local import defaults
 from skgp.learning.local.bound import Objective, total_bound
 from skgp.learning.local.minibatch import Search, fit_minibatch, of_all, of_minibatches, polish
 from skgp.learning.local.prior import Prior, Settings, active_sets, find_prior, split_rows
@@ -178,7 +179,7 @@ class _Fitter:
         if by_gradient and not self.callback.stopped:
             state, n_iter = self._adam(state, kl_weight)
         kept = False
-        if s.polish and len(self.data) >= defaults.FEW_ROWS and not self.callback.stopped:
+        if s.polish and len(self.data) >= FEW_ROWS and not self.callback.stopped:
             state, kept = self._polish(state, kl_weight)  # step 4
         if kept and (state.root is None or self._is_closed(state)):
             system, by_gradient = self._system(state, kl_weight), False
@@ -369,7 +370,7 @@ class _Fitter:
 
     def _adam_options(self, most: int) -> dict:
         s = self.settings
-        rate = defaults.LEARNING_RATE if s.learning_rate is None else s.learning_rate
+        rate = LEARNING_RATE if s.learning_rate is None else s.learning_rate
         return {
             "generator": self.generator,
             "max_iter": most if s.max_iter is None else s.max_iter,

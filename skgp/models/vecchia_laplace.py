@@ -63,10 +63,7 @@ from skgp.inference.vecchia.neighbors import order_of
 from skgp.kernels.expression import split_noise
 from skgp.learning.calibration import best_coupling, choose_moderation
 from skgp.learning.classification_hyperparameters import stratified_order
-from skgp.learning.defaults import (
-    LEAST_PRECISION,
-    VECCHIA_LEFT_OUT,
-)
+from skgp.learning.defaults import LEAST_PRECISION, VECCHIA_LEFT_OUT
 from skgp.learning.search import HyperparameterFit
 from skgp.learning.vecchia import VecchiaSettings, choose_inducing, neighbors_of
 from skgp.learning.vecchia_laplace import (

@@ -29,7 +29,7 @@ from skgp.inference.natural import fit_sites
 from skgp.inference.neighbors.conditionals import Tiles
 from skgp.inference.neighbors.search import distinct
 from skgp.inference.neighbors.system import local_system
-from skgp.learning.defaults import STEPS_CG
+from skgp.learning.local.defaults import STEPS_CG
 from skgp.learning.local.prior import Settings, active_sets
 from skgp.likelihoods import Bernoulli
 from tests.benchmarks.data import ROOT, split_of

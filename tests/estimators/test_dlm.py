@@ -13,7 +13,7 @@ from sklearn.model_selection import GridSearchCV
 from skgp import DLMGPClassifier, DLMGPRegressor
 from skgp.datasets import make_counts
 from skgp.estimators._predictive import log_predictive_density_scorer
-from skgp.learning import defaults
+from skgp.learning.sparse import defaults
 from tests.contracts.estimators import (
     CountRegressorContract,
     CountRegressorPredictions,

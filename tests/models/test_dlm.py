@@ -9,8 +9,8 @@ from sklearn.gaussian_process.kernels import RBF, ConstantKernel, Matern
 
 from skgp.data import Data
 from skgp.inference.collapsed import calibrated_variance, ridge, square_posterior, statistics
-from skgp.learning import defaults
-from skgp.learning.defaults import BETAS
+from skgp.learning.sparse import defaults
+from skgp.learning.sparse.defaults import BETAS
 from skgp.learning.sparse.objective import Objective, Problem, Settings, held_out_losses
 from skgp.learning.sparse.search import Blend, fit_all_rows
 from skgp.learning.sparse.start import start_state

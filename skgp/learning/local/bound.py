@@ -44,7 +44,7 @@ from skgp.data import Data
 from skgp.inference.defaults import LOCAL_JITTER
 from skgp.inference.neighbors.posterior import SWSGPState
 from skgp.kernels.gram import gram
-from skgp.learning.defaults import BOUND_NUMBERS
+from skgp.learning.local.defaults import BOUND_NUMBERS
 from skgp.likelihoods import Likelihood
 from skgp.linalg.cholesky import jittered_cholesky
 

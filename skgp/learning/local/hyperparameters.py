@@ -48,12 +48,14 @@ from skgp.inference.weights.posterior import standard_normal
 from skgp.kernels.expression import WhiteKernel, split_noise
 from skgp.kernels.gram import gram_diag
 from skgp.kernels.scales import scale_within, with_variance
-from skgp.learning.defaults import (
+from skgp.learning.defaults import LABEL_NOISE_BOUNDS
+from skgp.learning.hyperparameters import robust_hyperparameters
+from skgp.learning.latent_numbers import search_by_numbers
+from skgp.learning.local.defaults import (
     COMPARED_NEIGHBORS,
     FAMILY_STRIDE,
     KRIGED_ERRORS,
     KRIGED_LABEL_NOISE,
-    LABEL_NOISE_BOUNDS,
     LINK_PRIOR_STD,
     LINK_ROWS,
     LONG_SEARCH,
@@ -64,8 +66,6 @@ from skgp.learning.defaults import (
     SEARCHED_ROWS,
     SHORT_SEARCH,
 )
-from skgp.learning.hyperparameters import robust_hyperparameters
-from skgp.learning.latent_numbers import search_by_numbers
 from skgp.learning.search import (
     HyperparameterFit,
     SearchSettings,

@@ -33,16 +33,16 @@ from skgp.data import Data
 from skgp.inference.neighbors.posterior import SWSGPState
 from skgp.inference.neighbors.search import NeighborSearch
 from skgp.learning.coordinates import BoundedAdam, Coordinates, Parts
-from skgp.learning.defaults import (
+from skgp.learning.defaults import LEARNING_RATE
+from skgp.learning.local.bound import Objective, bound, latent_moments
+from skgp.learning.local.defaults import (
     FALLING,
-    LEARNING_RATE,
     LOCAL_RATE_SHARES,
     PLATEAU_GAIN,
     PLATEAU_WINDOW,
     REFRESH_EVERY,
     REPORT_EVERY,
 )
-from skgp.learning.local.bound import Objective, bound, latent_moments
 from skgp.learning.selection import improves
 from skgp.linalg import warn_caller
 from skgp.linalg.runtime import Callback

@@ -37,13 +37,12 @@ from skgp.inference.neighbors.conditionals import Tiles
 from skgp.inference.neighbors.system import LocalSystem, RowWeights, nested_systems, row_weights
 from skgp.kernels.scales import amplitude_range, scale_amplitude
 from skgp.learning.calibration import best_coupling, coupled_log_probabilities
-from skgp.learning.defaults import (
+from skgp.learning.defaults import FEW_ROWS, MAX_HELD_OUT
+from skgp.learning.local.defaults import (
     AMPLITUDE_STEP,
-    FEW_ROWS,
     FIRST_TRIAL_ITER,
     KL_ERRORS,
     KL_STEP,
-    MAX_HELD_OUT,
     MIN_HELD_OUT,
     MOST_STEPS,
     TRIAL,

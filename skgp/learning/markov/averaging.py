@@ -33,8 +33,13 @@ from torch import Tensor
 from skgp.inference.markov.series import Series
 from skgp.kernels import LocalLinearTrend
 from skgp.kernels.expression import summands
-from skgp.learning.defaults import AVERAGED_ROWS, LEAST_WEIGHT, LINE_LEAST_ROWS, SEASON_LEAST_ROWS
 from skgp.learning.markov.choice import short_climb
+from skgp.learning.markov.defaults import (
+    AVERAGED_ROWS,
+    LEAST_WEIGHT,
+    LINE_LEAST_ROWS,
+    SEASON_LEAST_ROWS,
+)
 from skgp.learning.markov.objectives import Component, Objective
 from skgp.learning.markov.refinement import with_fine_form
 from skgp.learning.markov.search import Climb, Search

@@ -27,7 +27,7 @@ from torch import Tensor
 
 from skgp.inference.markov.series import Series
 from skgp.kernels.hyperparameters import n_dims_of
-from skgp.learning.defaults import (
+from skgp.learning.markov.defaults import (
     CHOICE_ITER,
     CHOICE_NATS,
     CHOICE_ROWS,

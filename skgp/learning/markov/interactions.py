@@ -23,7 +23,7 @@ from torch import Tensor
 
 from skgp.data import Data
 from skgp.kernels import gram
-from skgp.learning.defaults import (
+from skgp.learning.markov.defaults import (
     FISHER_RIDGE,
     INTERACTION_ENTRIES,
     INTERACTION_ROWS,

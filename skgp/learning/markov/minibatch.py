@@ -23,7 +23,7 @@ from skgp.inference.markov.inducing import fit_inducing
 from skgp.inference.markov.series import Series
 from skgp.inference.markov.sites import expectations, likelihood_gradient
 from skgp.learning.coordinates import BoundedAdam
-from skgp.learning.defaults import (
+from skgp.learning.markov.defaults import (
     ELBO_TOL,
     MINIBATCH_PATIENCE,
     MINIBATCH_RATE,

@@ -45,7 +45,7 @@ from skgp.inference.markov.sites import SiteFit, climb, fit_sites, likelihood_gr
 from skgp.inference.markov.smoother import Evidence, evidence
 from skgp.kernels.hyperparameters import with_theta
 from skgp.kernels.sde import Dynamics, StateSpace, state_space
-from skgp.learning.defaults import ADDITIVE_TOL, ELBO_TOL
+from skgp.learning.markov.defaults import ADDITIVE_TOL, ELBO_TOL
 from skgp.likelihoods import Likelihood
 
 Processes = Sequence[Dynamics]  # one a component

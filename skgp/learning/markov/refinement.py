@@ -7,7 +7,7 @@ from torch import Tensor
 from skgp.inference.markov.approximation import evidence_error
 from skgp.inference.markov.series import Series
 from skgp.kernels import state_space
-from skgp.learning.defaults import FORM_NATS, FORM_TOLERANCES, WORTH_A_WARNING
+from skgp.learning.markov.defaults import FORM_NATS, FORM_TOLERANCES, WORTH_A_WARNING
 from skgp.learning.markov.objectives import Component
 from skgp.learning.markov.search import Search
 from skgp.linalg import NumericalWarning, warn_caller

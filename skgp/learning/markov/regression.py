@@ -20,7 +20,7 @@ from skgp.inference.markov.sites import (
     sites_mean,
 )
 from skgp.inference.markov.terms import Term, Terms
-from skgp.learning.defaults import ELBO_TOL
+from skgp.learning.markov.defaults import ELBO_TOL
 from skgp.learning.markov.objectives import ClosedForm, Component, Evaluation
 from skgp.learning.markov.search import Search
 from skgp.likelihoods import Likelihood

@@ -9,11 +9,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from skgp.learning.defaults import (
-    INNER,
-    LEAST_GAP,
-    PRIOR_LOG_SD,
-)
+from skgp.learning.markov.defaults import INNER, LEAST_GAP, PRIOR_LOG_SD
 from skgp.learning.markov.objectives import Component, Evaluation, Objective
 from skgp.likelihoods import Likelihood
 from skgp.linalg.runtime import Callback

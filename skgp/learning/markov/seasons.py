@@ -44,7 +44,7 @@ from torch import Tensor
 from skgp.inference.markov.columns import DenseColumns, SeriesColumns, columns_of
 from skgp.inference.markov.series import Series, make_series
 from skgp.kernels.sde import Dynamics
-from skgp.learning.defaults import (
+from skgp.learning.markov.defaults import (
     CELLS_A_CYCLE,
     LEAST_CYCLES,
     LEAST_EXPLAINED,

@@ -34,14 +34,14 @@ from torch import Tensor
 from skgp.inference.markov.series import Series
 from skgp.kernels.defaults import TREND_START
 from skgp.kernels.series_parts import SeriesParts, total
-from skgp.learning.defaults import (
+from skgp.learning.markov.choice import plain_climb, promised_gain, short_climb
+from skgp.learning.markov.defaults import (
     LEAST_WEIGHT,
     SCORE_OUTLOOK,
     SEASON_LEAST_ROWS,
     STIFF_CYCLES,
     STRUCTURE_ROWS,
 )
-from skgp.learning.markov.choice import plain_climb, promised_gain, short_climb
 from skgp.learning.markov.objectives import Component, GaussianEvidence, Objective
 from skgp.learning.markov.search import Search
 from skgp.learning.markov.seasons import propose_seasons

@@ -36,13 +36,14 @@ from skgp.data import Data
 from skgp.inference.collapsed import merged_column
 from skgp.inference.sparse import SparseState, natural_gradients
 from skgp.kernels.expression import WhiteKernel, split_noise
-from skgp.learning import defaults
+from skgp.learning.defaults import GLOBAL_SEARCH, LEAST_EFFECT
 from skgp.learning.evidence import ExactEvidence
 from skgp.learning.hyperparameters import robust_hyperparameters
 from skgp.learning.laplace_evidence import LaplaceEvidence
 from skgp.learning.latent_numbers import search_by_numbers
 from skgp.learning.latent_starts import latent_start, latent_structure
 from skgp.learning.search import SearchSettings, fit_hyperparameters
+from skgp.learning.sparse import defaults
 from skgp.learning.sparse.objective import Objective, Problem
 from skgp.learning.sparse.search import Training, fit_all_rows
 from skgp.likelihoods import Likelihood
@@ -79,7 +80,7 @@ def other_starts(problem: Problem, kernel) -> list[tuple[Any, float]]:
             replace(some, y=some.y[:, 0]),
             likelihood,
             generator=problem.generator,
-            settings=SearchSettings(**defaults.GLOBAL_SEARCH),
+            settings=SearchSettings(**GLOBAL_SEARCH),
             callback=problem.recorder,
         )
         return [(split_noise(fit.kernel)[0], 0.0)]
@@ -162,7 +163,7 @@ def _robust_start(problem: Problem, bound: Objective) -> Training:
         [kernel + white for kernel in problem.kernels],
         replace(data, y=data.y[:, 0]).to(torch.float64),
         generator=problem.generator,
-        settings=SearchSettings(**defaults.GLOBAL_SEARCH),
+        settings=SearchSettings(**GLOBAL_SEARCH),
         callback=problem.recorder,
     )
     kernel, learned = split_noise(found.kernel)
@@ -202,7 +203,7 @@ def best_evidence(problem: Problem) -> _Evidence:
     for other, penalty in other_starts(problem, centre):
         rival = _fit_evidence(last._replace(kernel=other), data, other, brief)
         history = found.history + rival.history
-        if rival.loss + penalty / data.total < found.loss - defaults.LEAST_EFFECT:
+        if rival.loss + penalty / data.total < found.loss - LEAST_EFFECT:
             found = _fit_evidence(rival, data, other, problem)
             history = history + found.history
         found = found._replace(history=history)
@@ -335,7 +336,7 @@ def dense_start(problem: Problem) -> Training:
     )
     noise = likelihood.initial(data.X) if begun is None else begun.likelihood.double()
     kernels = problem.kernels if begun is None else [begun.kernel]
-    kernel, history, search = kernels[0], list[float](), SearchSettings(**defaults.GLOBAL_SEARCH)
+    kernel, history, search = kernels[0], list[float](), SearchSettings(**GLOBAL_SEARCH)
     if problem.objective.learn_kernel:
         white = white_kernel(likelihood, noise)
         most = min(problem.settings.max_iter, search.dense_max_iter)

@@ -39,8 +39,9 @@ from skgp.inference.sparse import (
     latent_moments,
     posterior_from_precision,
 )
-from skgp.learning import defaults
+from skgp.learning.defaults import MAX_HELD_OUT
 from skgp.learning.selection import held_out_rows, stratum
+from skgp.learning.sparse import defaults
 from skgp.likelihoods import Likelihood
 from skgp.likelihoods.log_expectation import log_expectation_loss
 from skgp.optim.bfgs import minimize_lbfgs
@@ -247,7 +248,7 @@ def split(data: Data, fraction: float, generator: torch.Generator) -> tuple[Data
     Held out is this fraction of the rows, at most 4000 and at least one.
     """
     n = len(data)
-    n_out = min(max(1, round(fraction * n)), defaults.MAX_HELD_OUT, n - 1)
+    n_out = min(max(1, round(fraction * n)), MAX_HELD_OUT, n - 1)
     y, classes = stratum(data.y)
     out = torch.from_numpy(held_out_rows(y, n_out, generator, X=data.X, classes=classes))
     return data.take(~out), data.take(out)

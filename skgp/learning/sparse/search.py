@@ -34,9 +34,10 @@ from torch import Tensor
 from skgp.data import Data
 from skgp.inference.collapsed import evidence_ratio, square_loss_path, statistics
 from skgp.inference.sparse import FixedFeatures, ReferenceGaussian, SparseState
-from skgp.learning import defaults
 from skgp.learning.coordinates import BoundedAdam, Coordinates, Parts
+from skgp.learning.defaults import LEARNING_RATE
 from skgp.learning.selection import choose
+from skgp.learning.sparse import defaults
 from skgp.learning.sparse.objective import BestState, Objective, held_out_losses
 from skgp.linalg.runtime import Callback
 from skgp.optim import LossPlateau, sample_without_replacement
@@ -193,7 +194,7 @@ def fit_minibatch(
     # With fewer rows, the O(M^3) part of a step outweighs that of the rows.
     enough = max(defaults.LEAST_BATCH, defaults.BATCH_PER_INDUCING * len(state.Z))
     size = min(n, enough if batch_size is None else batch_size)
-    rate = defaults.LEARNING_RATE if learning_rate is None else learning_rate
+    rate = LEARNING_RATE if learning_rate is None else learning_rate
     around = SparseCoordinates(state, objective, data.X)
     leaves = {name: value.clone().requires_grad_() for name, value in around.start().items()}
     recorder = StopRecorder(callback)

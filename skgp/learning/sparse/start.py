@@ -13,8 +13,9 @@ from torch import Tensor
 
 from skgp.data import Data
 from skgp.inference.sparse import SparseState, whitened_features
-from skgp.learning import defaults
+from skgp.learning.defaults import LEAST_EFFECT
 from skgp.learning.selection import choose
+from skgp.learning.sparse import defaults
 from skgp.learning.sparse.few_rows import optimal_posterior, other_starts, start_of_few
 from skgp.learning.sparse.objective import Objective, Problem, Settings, held_out_losses, split
 from skgp.learning.sparse.search import Training, fit_all_rows
@@ -57,7 +58,7 @@ def start_state(problem: Problem) -> Training:
         begins = SparseState.prior(other, likelihood, state.Z, problem.offset)
         rival = maximise(begins, few, min(defaults.FAMILY_ITER, settings.start_iter))
         history = begun.history + rival.history
-        if rival.loss + penalty < begun.loss - defaults.LEAST_EFFECT * few.total:
+        if rival.loss + penalty < begun.loss - LEAST_EFFECT * few.total:
             begun = maximise(rival.state, few, settings.start_iter)
             history = history + begun.history
         begun = replace(begun, history=history)

@@ -10,8 +10,8 @@ from sklearn.gaussian_process.kernels import RBF, ConstantKernel, Matern
 from skgp.inference.markov.series import make_series
 from skgp.inference.markov.short import DensePosterior
 from skgp.kernels import Cosine, LocalLinearTrend
-from skgp.learning.defaults import CHOICE_ITER, CHOICE_NATS, CHOICE_TOL
 from skgp.learning.markov.choice import plain_climb, promised_gain, short_climb
+from skgp.learning.markov.defaults import CHOICE_ITER, CHOICE_NATS, CHOICE_TOL
 from skgp.learning.markov.objectives import Component, GaussianEvidence
 from skgp.learning.markov.search import Climb, maximise
 from skgp.likelihoods import Gaussian

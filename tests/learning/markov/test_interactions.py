@@ -10,8 +10,8 @@ from sklearn.gaussian_process.kernels import Matern
 from skgp import StateSpaceGPClassifier, StateSpaceGPRegressor
 from skgp.data import Data
 from skgp.kernels import ActiveDims
-from skgp.learning.defaults import FISHER_RIDGE, LEAST_INTERACTION, PEAK_CHANCE
 from skgp.learning.markov import interactions
+from skgp.learning.markov.defaults import FISHER_RIDGE, LEAST_INTERACTION, PEAK_CHANCE
 from skgp.learning.markov.interactions import _gains, missed_interaction
 from skgp.likelihoods import Gaussian
 from tests.contracts.common import Recorder

@@ -9,9 +9,9 @@ from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import ConstantKernel, Matern, WhiteKernel
 
 from skgp.inference.markov.series import make_series
-from skgp.learning.defaults import SCALES
 from skgp.learning.markov import choice
 from skgp.learning.markov.choice import choose_kernel
+from skgp.learning.markov.defaults import SCALES
 from skgp.learning.markov.objectives import (
     Evaluation,
     GaussianEvidence,

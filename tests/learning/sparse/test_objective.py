@@ -9,8 +9,9 @@ from scipy import stats
 
 from skgp.data import Data
 from skgp.inference.collapsed import square_posterior, statistics
-from skgp.learning import defaults
+from skgp.learning.sparse import defaults
 from skgp.learning.sparse import objective as module
+from skgp.learning.sparse import objective as objective_module
 from skgp.learning.sparse.objective import (
     BestState,
     Objective,
@@ -142,7 +143,7 @@ def test_split_holds_out_a_fraction_of_the_rows(n, fraction, n_out, generator):
 
 
 def test_split_holds_out_no_more_than_enough(generator, monkeypatch):
-    monkeypatch.setattr(defaults, "MAX_HELD_OUT", 5)
+    monkeypatch.setattr(objective_module, "MAX_HELD_OUT", 5)
     kept, held_out = split(numbered(100), 0.5, generator)
     assert (len(kept), len(held_out)) == (95, 5)
 

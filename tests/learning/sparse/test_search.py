@@ -19,7 +19,7 @@ from skgp.inference.collapsed import (
     statistics,
 )
 from skgp.inference.sparse import SparseState
-from skgp.learning import defaults
+from skgp.learning.sparse import defaults
 from skgp.learning.sparse.objective import BestState, Objective, held_out_losses
 from skgp.learning.sparse.search import Blend, blended, choose_blend, fit_all_rows, fit_minibatch
 from skgp.likelihoods import Bernoulli, Gaussian

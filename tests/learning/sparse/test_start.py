@@ -11,7 +11,7 @@ from sklearn.gaussian_process.kernels import RBF, ConstantKernel, Matern
 
 from skgp.data import Data
 from skgp.inference.sparse import SparseState, natural_gradients
-from skgp.learning import defaults
+from skgp.learning.sparse import defaults
 from skgp.learning.sparse.few_rows import best_evidence, has_evidence, other_starts
 from skgp.learning.sparse.objective import Objective, Problem, Settings
 from skgp.learning.sparse.start import broadened, grown, start_state
