@@ -138,19 +138,29 @@ def minimize_lbfgs(
 
     objective = _Refusing(of_vector, x0, strict=True)
     n_pairs = max(5, min(N_PAIRS, int(HISTORY_NUMBERS / (2 * len(x0)))))
-    found = minimize(
-        objective,
-        x0,
-        jac=True,
-        method="L-BFGS-B",
-        bounds=Bounds(low, high) if bounds else None,
-        callback=after_iteration,
-        options={"maxiter": max_iter, "maxcor": n_pairs, "ftol": tol, "gtol": 1e-8},
-    )
-    result.converged = bool(found.success) and not result.stopped
+    limits: dict = {"max_iter": max_iter, "tol": tol, "gtol": 1e-8, "n_pairs": n_pairs}
+    success = _lbfgs(objective, x0, Bounds(low, high), after_iteration, **limits)
+    result.converged = success and not result.stopped
     result.n_evaluations = objective.n_evaluations
     result.loss, result.parameters = objective.best, unpack(objective.x)
     return result
+
+
+def _lbfgs(
+    objective: _Refusing,
+    start: np.ndarray,
+    bounds: Bounds,
+    callback: Callable | None = None,
+    *,
+    max_iter: int,
+    tol: float,
+    gtol: float,
+    n_pairs: int,
+) -> bool:
+    """SciPy's L-BFGS-B; whether a tolerance ended it."""
+    options = {"maxiter": max_iter, "maxcor": n_pairs, "ftol": tol, "gtol": gtol}
+    how: dict = {"jac": True, "method": "L-BFGS-B", "callback": callback, "options": options}
+    return bool(minimize(objective, start, bounds=bounds, **how).success)
 
 
 def _to_vector(tensors) -> np.ndarray:
@@ -193,14 +203,8 @@ def minimize_within(
         guarded(start)
         return start, guarded.best
     try:
-        minimize(
-            guarded,
-            start,
-            jac=True,
-            method="L-BFGS-B",
-            bounds=Bounds(*bounds.T),
-            options={"maxiter": max_iter, "maxcor": n_pairs, "ftol": tol, "gtol": gtol},
-        )
+        limits: dict = {"max_iter": max_iter, "tol": tol, "gtol": gtol, "n_pairs": n_pairs}
+        _lbfgs(guarded, start, Bounds(*bounds.T), **limits)
     except StopIteration:
         pass
     return guarded.x, guarded.best

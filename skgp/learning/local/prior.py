@@ -147,8 +147,7 @@ def find_prior(
         return Prior(kernel, settings.kl_weight, data)
     kept, left_out = split_rows(data.y, settings, generator, position < 0)
     data, own = data.take(torch.cat([kept, left_out])), position[left_out.to(position.device)]
-    others = torch.ones(len(Z), dtype=torch.bool, device=Z.device)
-    others[own[own >= 0]] = False
+    others = torch.isin(torch.arange(len(Z), device=own.device), own, invert=True)
     points = Z[others]
     active, kl_weight = active_sets(kernel, data.X, points, settings), settings.kl_weight
     kl_weight = len(points) / active.shape[1] if kl_weight is None else kl_weight
@@ -167,15 +166,14 @@ def find_prior(
         kl_weight=kl_weight if learn_kl else 1.0,
         callback=callback,
     )
-    if everything is not None:
-        everything = rescaled(everything, found.amplitude, found.kl_factor)
+    factors = found.amplitude, found.kl_factor
     asked = found.kl_factor * len(Z) / min(settings.n_neighbors, len(Z))
     return Prior(
         scale_amplitude(kernel, found.amplitude) if found.amplitude != 1 else kernel,
         asked if settings.kl_weight is None else kl_weight,
         data,
         found.coupling,
-        everything,
+        None if everything is None else rescaled(everything, *factors),
         found.q if keeps_points else _of_all_points(found, rows, own, others, offset),
         found.history,
     )

@@ -1,0 +1,279 @@
+"""Fits of `QSGPRegressor`, and what they tell of f: from its parameters to plans and back."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, cast
+
+import numpy as np
+import torch
+from sklearn.gaussian_process.kernels import Kernel, WhiteKernel
+
+from skgp.blocks import MappedBlocks
+from skgp.data import Data
+from skgp.estimators._base import Backend, arrays, merged, to_tensor
+from skgp.estimators._base_regressor import StreamingGPRegressor
+from skgp.estimators._fitting import Callback, FitSession
+from skgp.estimators._parameters import warn_at_bounds
+from skgp.estimators._qsgp_common import QSGPMixin
+from skgp.estimators._reduction import cluster_centres
+from skgp.estimators.defaults import GRAPH_COPIES
+from skgp.inference.weights.gram import StreamingGram
+from skgp.kernels.expression import split_noise
+from skgp.kernels.spectra import has_spectral_density
+from skgp.learning.hyperparameters import learn_hyperparameters
+from skgp.learning.plan import (
+    Fit,
+    Plan,
+    check_laplace,
+    resolve_laplace,
+    resolve_relevance,
+    streaming_plan,
+)
+from skgp.likelihoods import Laplace
+from skgp.models import qsgp
+
+
+class QSGPFitting(QSGPMixin, StreamingGPRegressor):
+    """The hooks of the regressors' interface, by the functions of :mod:`skgp.models.qsgp`."""
+
+    early_stopping: bool
+    validation_fraction: float
+    calibration_: float
+    _statistics: StreamingGram
+
+    # ---- training ------------------------------------------------------------------------
+
+    def _streams(self) -> bool:
+        """Whether there is a ``partial_fit``; the reason becomes that of an AttributeError."""
+        if self.likelihood != "gaussian":
+            raise AttributeError(
+                "partial_fit needs likelihood='gaussian', whose data have sums that suffice; got "
+                f"likelihood={self.likelihood!r}."
+            )
+        if self.basis in ("neighbors", "relevance"):
+            raise AttributeError(
+                "partial_fit needs basis='fourier' or 'inducing', which later rows leave as it is; "
+                f"got basis={self.basis!r}."
+            )
+        return True
+
+    @property
+    def _has_stream(self) -> bool:
+        return hasattr(self, "_statistics")
+
+    @property
+    def _one_target(self) -> str | None:
+        alone = {"basis": "relevance", "likelihood": "laplace", "solver": "sgd"}
+        asked = (f" with {k}={v!r}" for k, v in alone.items() if getattr(self, k) == v)
+        return next(asked, None)
+
+    def _check_parameters(self, *, stream: bool = False) -> None:
+        if stream and self.solver not in ("auto", "cholesky"):
+            raise ValueError(f"partial_fit needs solver='cholesky'; got solver={self.solver!r}.")
+        self._asked()
+
+    def _learn(
+        self, data: Data, session: FitSession, backend: Backend, *, stream: bool = False
+    ) -> None:
+        asked, generator = self._asked(), backend.generator()
+        rows = distinct = self._distinct(data, backend)
+        if asked.basis == "relevance":  # which `relevance_` counts: none merged
+            rows = data.to(backend.device)
+        kernel, scale = self._learn_kernel(session, data, distinct, rows, generator)
+        if stream:
+            asked = streaming_plan(asked, len(distinct), split_noise(kernel)[0])
+        state = None
+        if self.solver == "sgd" and asked.basis != "relevance":
+
+            def state():  # what it has learnt so far can predict at any time
+                return self._fitted_attributes(kernel, callback.info["fit"]())
+
+        with session.stage("solve", state=state) as callback:
+            problem = self._problem(kernel, rows, backend, generator, callback)
+            fit = self._solve(problem, asked, scale, self._previous(backend)[1])
+        self.__dict__.pop("_statistics", None)
+        if stream:
+            basis = cast(StreamingGram, fit.statistics).basis
+            self._statistics = StreamingGram(basis, dtype=backend.dtype, shift=self.y_mean_)
+            self._statistics.update(*self._as_given(data, backend))
+        self._keep_fit(fit, self._fitted_attributes(kernel, fit), backend)
+        self._keep_relevance(fit, session)
+
+    def _takes_blocks(self, n_columns: int) -> bool:
+        if self.likelihood != "gaussian" or self.basis not in ("auto", "fourier", "inducing"):
+            return False
+        if self.solver == "sgd":
+            fourier = self.kernel is None or has_spectral_density(split_noise(self.kernel)[0])
+            return self.basis != "inducing" and fourier and not self.early_stopping
+        return self.solver in ("auto", "cholesky")
+
+    def _learn_blocks(self, blocks: MappedBlocks, session: FitSession, backend: Backend) -> None:
+        some, given = blocks.some, blocks.blocks
+        generator, asked = backend.generator(), self._asked()
+        rows = self._distinct(some, backend)
+        kernel, _ = self._learn_kernel(session, some, rows, rows, generator)
+        with session.stage("solve") as callback:
+            problem = self._problem(kernel, rows, backend, generator, callback)
+            if self.solver == "sgd":
+                read = given.by_rows()  # by minibatches
+                data = Data(cast(torch.Tensor, read.X), self._to_z(to_tensor(read.y)))
+                fit = qsgp.fit_regression(replace(problem, data=data), asked)
+            else:
+                target = {"shift": self.y_mean_, "scale": self.y_scale_}
+                fit = qsgp.fit_blocks(problem, asked, given, **target)
+        self.__dict__.pop("_statistics", None)
+        if fit.statistics is not None:
+            self._statistics = fit.statistics
+        self._keep_fit(fit, self._fitted_attributes(kernel, fit), backend)
+
+    def _update(self, data: Data, backend: Backend) -> None:
+        statistics = self._statistics
+        statistics.update(*self._as_given(data, backend))
+        if self.normalize_y:  # from sums over all rows seen, as `fit` would
+            self.y_mean_ = statistics.mean
+            self.y_scale_ = float(np.sqrt(statistics.variance)) or 1.0
+        plan = Plan(self.basis_, self.n_basis_, self.solver_, self.covariance_, self.reason_)
+        problem = self._problem(self.kernel_, data, backend, backend.generator())
+        found = statistics.standardised(self.y_mean_, self.y_scale_)
+        fit = qsgp.fit_statistics(problem, plan, found, refit=problem.options.refit_noise)
+        self._keep_fit(fit, self._fitted_attributes(self.kernel_, fit), backend)
+
+    def _as_given(self, data: Data, backend: Backend) -> tuple:
+        """X, y in the units of the user, and weights, on the device of the fit."""
+        columns = data.X, self._to_y(data.y), data.weight
+        return tuple(None if c is None else c.to(backend.device) for c in columns)
+
+    def _asked(self) -> Plan:
+        """What the parameters ask for, refused at once where it cannot be had."""
+        asked = self._plan()
+        if self.basis == "relevance":
+            return resolve_relevance(asked, self.likelihood)
+        if self.likelihood == "laplace":
+            check_laplace(asked)
+        return asked
+
+    def _distinct(self, data: Data, backend: Backend) -> Data:
+        """Observations, those of equal inputs merged where the likelihood allows."""
+        if self.solver != "sgd":
+            return merged(data, backend.device, replicates=self.likelihood == "gaussian")
+        if data.weight is not None:
+            raise ValueError(
+                "sample_weight is not supported by solver='sgd'; use solver='cholesky' or "
+                "'cg', or 'auto'."
+            )
+        return data.to(backend.device)
+
+    @property
+    def _has_heavy_tails(self) -> bool:  # type: ignore[override]
+        return self.likelihood == "laplace"
+
+    def _learn_kernel(
+        self,
+        session: FitSession,
+        given: Data,
+        data: Data,
+        rows: Data,
+        generator: torch.Generator,
+    ) -> tuple[Kernel, float | None]:
+        """Return the kernel, noise included, with learned hyper-parameters; and a scale.
+
+        The scale is where that of Laplace noise may start; None where there is nothing to tell.
+        """
+        self.history_ = {"hyperparameters": [], "solve": [], "validation": []}
+        kernels = [self.kernel_] if self._goes_on else self._kernels(*arrays(given))
+        if not self._learns:
+            return kernels[0], None
+        with session.stage("hyperparameters") as callback:
+            found, scale = learn_hyperparameters(
+                kernels,
+                data,
+                rows,
+                robust=self.likelihood == "laplace",
+                relevance=self.basis == "relevance",
+                generator=generator,
+                callback=callback,
+            )
+        self.history_["hyperparameters"] = found.history
+        warn_at_bounds(found.kernel, self.kernel)
+        return found.kernel, scale
+
+    def _problem(
+        self,
+        kernel: Kernel,
+        data: Data,
+        backend: Backend,
+        generator: torch.Generator,
+        callback: Callback | None = None,
+    ) -> qsgp.Problem:
+        """What the solvers start from for fixed hyper-parameters."""
+        signal, noise = split_noise(kernel)
+        white = cast(WhiteKernel, noise)
+        options = self._shared_options(
+            backend,
+            early_stopping=self.early_stopping,
+            validation_fraction=self.validation_fraction,
+            learn_hyperparameters=self._learns,
+            refit_noise=self.optimizer is not None and not white.hyperparameter_noise_level.fixed,
+        )
+        level = float(white.noise_level)
+        return qsgp.Problem(signal, data, level, options, generator, callback)
+
+    def _solve(self, problem: qsgp.Problem, asked: Plan, scale, state) -> Fit:
+        """Fit the posterior for fixed hyper-parameters."""
+        if asked.basis == "relevance":
+            return qsgp.fit_relevance_vectors(problem, asked)
+        if self.likelihood == "gaussian":
+            return qsgp.fit_regression(problem, asked, state=state)
+        data = problem.data
+        plan = resolve_laplace(asked, len(data), problem.kernel)
+        Z = None
+        if plan.basis == "inducing":  # all distinct inputs, or centres of clusters
+            weight = None if data.weight is None else data.weight.cpu().numpy()
+            rng = np.random.RandomState(problem.options.seed)
+            X = data.X.cpu().numpy()
+            centres = cluster_centres(
+                X, plan.size, problem.kernel, sample_weight=weight, random_state=rng
+            )
+            Z = to_tensor(centres, device=data.X.device)
+        return qsgp.fit_laplace(problem, plan, scale=scale, Z=Z)
+
+    def _fitted_attributes(self, kernel, fit: Fit) -> dict[str, Any]:
+        """What makes this estimator one fitted by `fit`, the standardisation of y aside."""
+        signal, noise = split_noise(kernel)
+        white = cast(WhiteKernel, noise)
+        if fit.noise != white.noise_level or fit.kernel != signal:
+            kernel = fit.kernel + WhiteKernel(fit.noise, white.noise_level_bounds)
+        attributes = {
+            **self._fit_attributes(fit),
+            "kernel_": kernel,
+            "residual_": fit.residual,
+            "calibration_": fit.calibration,
+            "history_": {**self.history_, "solve": fit.history, "validation": fit.validation},
+            "_noise_variance": fit.calibration * fit.noise,
+            "_likelihood": None,
+        }
+        if fit.likelihood_scale is not None:
+            attributes["_likelihood"] = Laplace(fit.likelihood_scale)
+            attributes["likelihood_scale_"] = fit.likelihood_scale * self.y_scale_
+        return attributes
+
+    # ---- prediction, in the standardised scale ---------------------------------------------
+
+    def _latent_mean(self, X):
+        return self._by_target(self._evaluate("mean", X)[0])
+
+    def _latent_mean_and_variance(self, X):
+        mean, variance = self._evaluate("mean_and_variance", X)
+        return self._by_target(mean), self.calibration_ * variance
+
+    def _moment_tensors(self, rows):
+        mean, variance = self._posterior.mean_and_variance(rows)
+        return self._by_target(mean), self.calibration_ * variance
+
+    def _graph_bytes_per_row(self):
+        return max(super()._graph_bytes_per_row(), 8 * GRAPH_COPIES * self.n_basis_)
+
+    def _latent_mean_and_covariance(self, X):
+        covariance, mean = self._evaluate("covariance mean", X)
+        return self._by_target(mean), self.calibration_ * covariance
