@@ -117,8 +117,6 @@ def gram_tile(
     X: Tensor,
     Z: Tensor,
     theta: Tensor | None = None,
-    *,
-    out: Tensor | None = None,
 ) -> Tensor:
     """Fast K(X, Z) of a large tile, without gradients save where X itself asks for them.
 
@@ -132,14 +130,10 @@ def gram_tile(
         As in `gram`.
     X : Tensor of shape (n, d)
     Z : Tensor of shape (p, d)
-    out : Tensor of shape (n, p), optional
-        Contiguous storage for the result. Reusing it saves the page faults of a fresh tile,
-        which cost as much as the exponential.
 
     Returns
     -------
     Tensor of shape (n, p)
-        ``out`` where given.
 
     Notes
     -----
@@ -155,13 +149,7 @@ def gram_tile(
     if asks_for_gradients(X):
         return gram(kernel, X, Z, theta)
     _check_inputs(kernel, X, Z)
-    shape = _gram_shape(X, Z)
-    if out is not None and (out.shape != shape or out.dtype != X.dtype):
-        raise ValueError(
-            f"out must have shape {tuple(shape)} and dtype {X.dtype}, "
-            f"got {tuple(out.shape)} and {out.dtype}."
-        )
-    out = X.new_empty(shape) if out is None else out
+    out = X.new_empty(_gram_shape(X, Z))
     with torch.no_grad(), large_operation(ENTRY * out.numel()):
         return evaluate_tile(bind(kernel, theta, dtype=X.dtype, device=X.device), X, Z, out)
 

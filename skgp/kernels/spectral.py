@@ -276,9 +276,7 @@ class FourierFeatures:
 
     # Features -------------------------------------------------------------------------------
 
-    def features(
-        self, X: Tensor, block: int, theta: Tensor | None = None, *, out: Tensor | None = None
-    ) -> Tensor:
+    def features(self, X: Tensor, block: int, theta: Tensor | None = None) -> Tensor:
         """Features of one block.
 
         Parameters
@@ -289,8 +287,6 @@ class FourierFeatures:
         theta : Tensor of shape (kernel.n_dims,), optional
             Logarithms of the free hyper-parameters; gradients flow to it. None takes the
             kernel's own values.
-        out : Tensor of shape (n, b), optional
-            Storage to write to, in the dtype of X; not while gradients are recorded.
 
         Returns
         -------
@@ -301,7 +297,7 @@ class FourierFeatures:
         Raises
         ------
         ValueError
-            If X has another number of columns, or `out` is given while gradients are recorded.
+            If X has another number of columns.
 
         Notes
         -----
@@ -317,18 +313,10 @@ class FourierFeatures:
             X = X - constant(self.origin, dtype=torch.float64, device=X.device).to(X.dtype)
         X = within_reach(X, W)
         W, amplitude = W.to(X.dtype), amplitude.to(X.dtype)
-        shape = (X.shape[0], 2 * W.shape[0])
-        if out is not None and (out.shape != shape or out.dtype != X.dtype):
-            raise ValueError(
-                f"out must have shape {shape} and dtype {X.dtype}, "
-                f"got {tuple(out.shape)} and {out.dtype}."
-            )
         if torch.is_grad_enabled() and any(t.requires_grad for t in (X, W, amplitude)):
-            if out is not None:
-                raise ValueError("out must be None while gradients are recorded; drop it.")
             return _Pairs.apply(X, W, amplitude)
         with torch.no_grad():
-            return fill_pairs(X, W, amplitude, X.new_empty(shape) if out is None else out)
+            return fill_pairs(X, W, amplitude, X.new_empty(len(X), 2 * len(W)))
 
     def all_features(self, X: Tensor, theta: Tensor | None = None) -> Tensor:
         """All features, shape (n, m), for m that fits in memory."""

@@ -26,6 +26,7 @@ LEAST_WARMUP = 20  # iterations below which the metric stays the first one
 SHRINKAGE = 5.0  # draws a dimension that the first approximation counts for in the metric
 # Dual averaging: names and values of Hoffman and Gelman (2014), section 3.2.
 GAMMA, T0, KAPPA = 0.05, 10.0, 0.75
+ACCEPTANCE = 0.8  # that steps are tuned to: of Stan
 
 # ---- Langevin dynamics
 ASTRAY = 0.1  # share of a chain's iterations clipped or undone: such a chain is left out

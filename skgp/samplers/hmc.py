@@ -75,7 +75,6 @@ def hamiltonian_monte_carlo(
     starts: np.ndarray | None = None,  # (n_chains, p); draws of the approximation by default
     jumps: StudentMixture | None = None,  # proposes jumps, which ask for
     log_density: Callable[[np.ndarray], Any] | None = None,  # the log-density alone
-    target_acceptance: float = 0.8,
     batched: bool = False,  # the target takes points (k, p), and `n_jobs` is not used
 ) -> HMCResult:
     """Draw from a density known up to a constant, with its gradient.
@@ -98,7 +97,7 @@ def hamiltonian_monte_carlo(
             leaps = Jumps(jumps, value_evaluator(log_density, batched, parallel), tuned.JUMPS)
         chains = Chains(
             evaluate, np.asarray(mean, float), cholesky_factor(covariance), rng, run,
-            target_acceptance, starts, leaps,
+            starts, leaps,
         )  # fmt: skip
         for n_steps, segment_ends in run.stretches():
             for _ in range(n_steps):
@@ -185,12 +184,10 @@ class Jumps:
 class Chains:
     """Where all chains are, in whitened coordinates, and how they move."""
 
-    def __init__(
-        self, evaluate, mean, factor, rng, run: Run, target_acceptance, starts, jumps
-    ) -> None:
+    def __init__(self, evaluate, mean, factor, rng, run: Run, starts, jumps) -> None:
         self._jumps, self._moved = jumps, False  # whether the gradient is that of another point
         self._evaluate, self._mean, self._factor, self._rng = evaluate, mean, factor, rng
-        self.n_warmup, self._target_acceptance = run.n_warmup, target_acceptance
+        self.n_warmup = run.n_warmup
         self.n_done, self.n_gradients = 0, 0
         self._n_paths, self._accepted = 0, np.zeros(run.n_chains)
         self._path_share = 0.5
@@ -320,7 +317,7 @@ class Chains:
         self._n_adapted += 1
         t = self._n_adapted
         weight = 1 / (t + tuned.T0)
-        missing = self._target_acceptance - probability
+        missing = tuned.ACCEPTANCE - probability
         self._statistic = (1 - weight) * self._statistic + weight * missing
         log_step = self._centre - math.sqrt(t) / tuned.GAMMA * self._statistic
         decay = t**-tuned.KAPPA

@@ -88,7 +88,6 @@ def test_leapfrog_is_reversible_and_nearly_conserves_energy():
             np.eye(2) / 3**0.5,
             np.random.default_rng(0),
             Run(n_chains=40, n_warmup=0),
-            0.8,
             np.full((40, 2), 1.2),
             None,
         )

@@ -20,14 +20,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from skgp.inference.defaults import LOCAL_JITTER
 from skgp.inference.vecchia.conditionals import (
     Conditionals,
-    global_features,
-    inducing_factor,
 )
-from skgp.inference.vecchia.neighbors import earlier_neighbors
-from skgp.kernels.gram import gram_diag
 from skgp.linalg.cholesky import cho_solve, jittered_cholesky, log_det
 from skgp.linalg.runtime import TensorState
 
@@ -83,10 +78,6 @@ class VecchiaPrior(TensorState):
             spread = torch.einsum("nh,n...->nh...", self.weights[rows], x[rows])
             x.index_add_(0, self.index[rows].reshape(-1), spread.flatten(0, 1))
         return x
-
-    def residual_precision(self, v: Tensor) -> Tensor:
-        """Lambda v."""
-        return self.differences_transposed(self._scaled(self.differences(v), 1 / self.variance))
 
     @cached_property
     def levels(self) -> list[Tensor]:
@@ -155,21 +146,3 @@ class VecchiaPrior(TensorState):
     @staticmethod
     def _scaled(v: Tensor, factor: Tensor) -> Tensor:
         return v * (factor if v.ndim == 1 else factor[:, None])
-
-
-def latent_conditionals(
-    kernel, X: Tensor, n_neighbors: int, Z: Tensor | None = None, index: Tensor | None = None
-) -> Conditionals:
-    """Conditionals of f, without noise, at ordered points X (n, d), none of them twice.
-
-    A jitter of `LOCAL_JITTER` times the prior variance stands for the noise. `index` (n, H) are
-    neighbours that are known already.
-    """
-    noise = LOCAL_JITTER * gram_diag(kernel, X)
-    if index is None:
-        features = None
-        if Z is not None:
-            features = global_features(kernel, X, Z, inducing_factor(kernel, Z))
-        index = earlier_neighbors(kernel, X, n_neighbors, features)
-    own = torch.arange(len(X), device=X.device)[:, None]
-    return Conditionals(kernel, X, torch.cat([index, own], 1), noise, Z)
