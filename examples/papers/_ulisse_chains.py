@@ -9,7 +9,7 @@ import numpy as np
 from _s2vgp_study import Row, Study
 from _ulisse_problem import NAMES, Problem
 
-from skgp.learning.posterior.samples import PosteriorSamples, sample_exact
+from skgp.learning.posterior.samples import PosteriorSamples, sample_by_density
 from skgp.models.bayesian import sample_stochastic
 from skgp.samplers import Run, ess_bulk, r_hat
 
@@ -48,7 +48,7 @@ class Progress:
 def figure5(problem: Problem, quick: bool) -> Study:
     """Chains next to exact importance sampling."""
     rng = np.random.default_rng(0)
-    exact = sample_exact(problem.posterior, rng=rng, target_ess=300 if quick else 1000)
+    exact = sample_by_density(problem.posterior, rng=rng, target_ess=300 if quick else 1000)
     return _chains(problem, (100, 100) if quick else (1000, 800), 4, exact)
 
 

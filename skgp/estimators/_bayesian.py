@@ -1,4 +1,4 @@
-"""Exact GPs averaged over their hyper-parameters: the estimator of :mod:`skgp.models.bayesian`."""
+"""GPs averaged over their hyper-parameters: the estimator of :mod:`skgp.models.bayesian`."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ from skgp.learning.evidence import ExactEvidence
 from skgp.learning.posterior.log_posterior import LogPosterior
 from skgp.learning.posterior.priors import Priors, element_names, resolve_priors
 from skgp.learning.posterior.samples import PosteriorSamples, single_sample
+from skgp.learning.vecchia import VecchiaEvidence
 from skgp.linalg import warn_caller
 from skgp.models.bayesian import (
     Plan,
@@ -30,6 +31,7 @@ from skgp.models.bayesian import (
     cost_of_products,
     draw_samples,
     find_optimum,
+    likelihood_by_neighbors,
     predictive_mixture,
     resolve_plan,
 )
@@ -39,10 +41,11 @@ class BayesianGPRegressor(BaseGPRegressor):
     r"""Gaussian process regression averaged over the posterior of the hyper-parameters.
 
     Samples :math:`u_s` of the posterior of the logarithms of the hyper-parameters stand for it,
-    and a prediction is the mixture of the exact Gaussian processes that they make,
+    and a prediction is the mixture of the Gaussian processes that they make,
     :math:`p(y_* \mid y) \approx \frac1S \sum_s p(y_* \mid y, u_s)`. The posterior comes from
     adaptive importance sampling with exact likelihoods up to some thousands of rows, and beyond
-    from Langevin dynamics with unbiased stochastic gradients [1]_ that need linear systems alone.
+    with those of Vecchia's approximation [2]_, whose cost is linear in the rows; or from Langevin
+    dynamics with unbiased stochastic gradients of the exact one [1]_.
 
     Parameters
     ----------
@@ -57,12 +60,13 @@ class BayesianGPRegressor(BaseGPRegressor):
         ``"length_scale[0]"``, ``"length_scale[pressure]"``). None: log-normal, wide (a factor of
         20 either way), around the scales of the data, the length scales of a kernel correlated
         (their ratios are within a factor of 16); periods within 20% of the kernel's own.
-    solver : {"auto", "cholesky", "cg"}, default="auto"
-        Factorisations of the kernel matrix, up to 10,000 distinct rows the default, or
-        conjugate gradients.
+    solver : {"auto", "cholesky", "vecchia", "cg"}, default="auto"
+        Factorisations of the kernel matrix, the default up to 4000 distinct rows (10,000 where
+        nothing is sampled); Vecchia's approximation by 20 neighbours, the default beyond; or
+        conjugate gradients, which are exact, and slow.
     sampler : {"auto", "importance", "hmc", "langevin", "mala", "sgld"}, default="auto"
-        "importance" and "hmc" for "cholesky", by default the first, and the second of more than 20
-        hyper-parameters and at most 200 rows; "langevin" (the default), "mala",
+        "importance" and "hmc" for "cholesky" and "vecchia", by default the first, and the second of
+        more than 20 hyper-parameters and at most 200 rows; "langevin" (the default), "mala",
         which corrects its discretisation, and "sgld", that of the paper, for "cg".
     roulette : {"adaptive", "paper"}, default="adaptive"
         Of "cg": how linear systems are cut short without bias.
@@ -129,7 +133,8 @@ class BayesianGPRegressor(BaseGPRegressor):
     diagnostics_ : dict
         "sampler", "converged", "problems" (sentences), "ess" and what the sampler adds.
     log_marginal_likelihood_value_ : float
-        Of ``kernel_`` and the standardised targets, in nats; with "cholesky" only.
+        Of ``kernel_`` and the standardised targets, in nats; with "vecchia" of the approximation
+        that was sampled, with "cg" there is none.
     noise_variance_ : float
         Posterior mean over the samples kept, in squared units of y.
     solver_, sampler_ : str
@@ -147,12 +152,14 @@ class BayesianGPRegressor(BaseGPRegressor):
 
     See Also
     --------
+    VecchiaGPRegressor : One set of hyper-parameters, with Vecchia's approximation.
     QSGPRegressor : One set of hyper-parameters, many more rows.
 
     References
     ----------
     .. [1] Filippone and Engler (2015), Enabling scalable stochastic gradient-based inference for
        Gaussian processes by employing the Unbiased LInear System SolvEr (ULISSE).
+    .. [2] Vecchia (1988), Estimation and model identification for continuous spatial processes.
 
     Examples
     --------
@@ -169,7 +176,7 @@ class BayesianGPRegressor(BaseGPRegressor):
     _parameter_constraints: dict = {
         **BaseGPRegressor._parameter_constraints,
         "prior": "no_validation",
-        "solver": [StrOptions({"auto", "cholesky", "cg"})],
+        "solver": [StrOptions({"auto", "cholesky", "vecchia", "cg"})],
         "sampler": [StrOptions({"auto", "importance", "hmc", "langevin", "mala", "sgld"})],
         "roulette": [StrOptions({"adaptive", "paper"})],
         "schedule": [StrOptions({"constant", "paper"})],
@@ -248,7 +255,13 @@ class BayesianGPRegressor(BaseGPRegressor):
         z = data.y.numpy()
         data = merged(data, backend.device, replicates=True)
         learns = self.optimizer is not None
-        plan = resolve_plan(self.solver, self.sampler, len(data.y), learns=learns)
+        plan = resolve_plan(
+            self.solver,
+            self.sampler,
+            len(data.y),
+            learns=learns,
+            samples=self.optimizer == "auto",
+        )
         self.history_ = {}
         self.priors_ = Priors()
         columns = getattr(self, "feature_names_in_", None)
@@ -263,9 +276,9 @@ class BayesianGPRegressor(BaseGPRegressor):
             if cost is not None:
                 session.print(cost)
         kernel, starts = self._choose_kernel(session, kernels, posterior_of, data, rng)
-        samples = self._sample(session, kernel, starts, posterior_of, data, plan, rng)
+        samples, evidence = self._sample(session, kernel, starts, posterior_of, data, plan, rng)
         with session.stage("predictions") as callback:
-            self._keep(kernel, samples, data, plan, rng, callback)
+            self._keep(kernel, samples, evidence, data, plan, rng, callback)
         self._report(samples, session.interrupted)
 
     def _choose_kernel(
@@ -294,8 +307,11 @@ class BayesianGPRegressor(BaseGPRegressor):
         data: Data,
         plan: Plan,
         rng: np.random.Generator,
-    ) -> PosteriorSamples:
-        """Samples of the hyper-parameters; a single one where there is nothing to sample."""
+    ) -> tuple[PosteriorSamples, VecchiaEvidence | None]:
+        """Samples of the hyper-parameters, and the likelihood by neighbours that they are of.
+
+        A single one where there is nothing to sample.
+        """
         if self.optimizer is None or kernel.n_dims == 0:
             if self.optimizer is not None:
                 warn_caller(
@@ -303,7 +319,8 @@ class BayesianGPRegressor(BaseGPRegressor):
                     "over, and one plain model is fitted. Set optimizer=None to say so.",
                 )
             fixed = {"sampler": "fixed", "converged": True, "problems": [], "ess": 1.0}
-            return single_sample(np.asarray(kernel.theta, dtype=float), np.nan, fixed)
+            alone = single_sample(np.asarray(kernel.theta, dtype=float), np.nan, fixed)
+            return alone, likelihood_by_neighbors(kernel, data, plan, rng)
         posterior = posterior_of(kernel)
         self.priors_ = posterior.priors
         of_cg: dict[str, Any] = {
@@ -347,6 +364,7 @@ class BayesianGPRegressor(BaseGPRegressor):
         self,
         kernel: Kernel,
         samples: PosteriorSamples,
+        evidence: VecchiaEvidence | None,
         data: Data,
         plan: Plan,
         rng: np.random.Generator,
@@ -354,8 +372,8 @@ class BayesianGPRegressor(BaseGPRegressor):
     ) -> None:
         """Set the attributes that predict and that describe the posterior."""
         self._state = predictive_mixture(
-            kernel, data, samples, self.n_keep, plan, rng, double=self.dtype == "float64",
-            rank=self.preconditioner_rank, callback=callback,
+            kernel, data, samples, self.n_keep, plan, rng, evidence=evidence,
+            double=self.dtype == "float64", rank=self.preconditioner_rank, callback=callback,
         )  # fmt: skip
         self._noise_variance = float(self._state.weights @ self._state.noise)
         self.kernel_ = kernel.clone_with_theta(samples.mean())
@@ -367,8 +385,10 @@ class BayesianGPRegressor(BaseGPRegressor):
         self.solver_, self.sampler_ = plan.solver, samples.diagnostics["sampler"]
         self.n_kept_ = self._state.n_samples
         self.n_iter_ = max(1, len(self.history_.get("loss", [])))
-        if plan.solver == "cholesky":
-            theta = self.kernel_.theta
+        theta = self.kernel_.theta
+        if evidence is not None:
+            self.log_marginal_likelihood_value_ = evidence.log_density(theta)
+        elif plan.solver == "cholesky":
             if self.priors_:
                 value = LogPosterior(kernel, data, self.priors_).log_likelihood(theta)
             else:  # nothing was sampled
@@ -455,7 +475,7 @@ class BayesianGPRegressor(BaseGPRegressor):
         return None  # of ``n_jobs``, which are of joblib
 
     def _bytes_per_row(self):
-        return 64 * self._state.n_samples
+        return self._state.bytes_per_row
 
     def _latent_mean(self, X):
         return self._state.mean(X)

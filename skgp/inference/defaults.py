@@ -319,8 +319,8 @@ PIVOT_SEED = 0  # of the pivots, which touch the speed alone
 # Of the low rank of a stochastic gradient's preconditioner (a quarter of the budget is for one):
 # twice these beside each other. Of the tile of a solution (an eighth of it): a third of the ten.
 LOW_RANK_COPIES, SOLVED_COPIES = 3.0, 4.0
-# (n, t) matrices of the joint covariance of t new rows.
-JOINT_COPIES = {"cg": 10, "cholesky": 3}
+# (n, t) matrices of the joint covariance of t new rows; of "vecchia" (t, t) matrices.
+JOINT_COPIES = {"cg": 10, "cholesky": 3, "vecchia": 8}
 # Of kernel matrices that are not stored: fewest products of a solution, and kernel values made anew
 # for the variances of a call, at 4 ns of one core each: an hour.
 FEWEST_PRODUCTS, MADE_ANEW = 30, 1e12

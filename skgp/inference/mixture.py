@@ -33,7 +33,7 @@ from torch import Tensor
 
 from skgp.data import Data
 from skgp.inference import defaults
-from skgp.inference.gaussian_mixture import mixture_moments
+from skgp.inference.gp_mixture import RNG, GPMixture
 from skgp.inference.inverses import ExactInverse, Inverse, IterativeInverse, nystrom_root
 from skgp.inference.pathwise import affordable_rank, pivots_of, prior_draws
 from skgp.kernels import FourierFeatures, gram_tile, has_spectral_density, split_noise, stationary
@@ -42,20 +42,16 @@ from skgp.kernels.distances import METRICS, origin
 from skgp.kernels.expression import Binder, Node, built_in, theta_places
 from skgp.kernels.gram import covariance, evaluate_tile, variance
 from skgp.kernels.operators import RowOperator
-from skgp.linalg.cholesky import cho_solve, jittered_cholesky, semidefinite_root, tri_solve
+from skgp.linalg.cholesky import cho_solve, jittered_cholesky, tri_solve
 from skgp.linalg.runtime import (
     Callback,
-    TensorState,
     memory_budget,
     require_memory,
     tile_rows,
-    to_arrays,
 )
 
-RNG = np.random.Generator | np.random.RandomState
 
-
-class MixtureState(TensorState):
+class MixtureState(GPMixture):
     """A fitted mixture of exact Gaussian processes over the same rows, n distinct ones.
 
     A pickle has ``8 n (S + d)`` bytes and loads without a GPU. A kernel matrix that cannot be
@@ -112,11 +108,6 @@ class MixtureState(TensorState):
         super().__setstate__(state)
         self._bind = Binder(self._signal)
 
-    @property
-    def n_samples(self) -> int:
-        """S, of different samples."""
-        return len(self.weights)
-
     def at(self, kernel: Any, u: np.ndarray) -> "MixtureState":
         """The same rows under the hyper-parameters u (kernel.n_dims,) alone."""
         data = Data(self._X, self._y, self._row_weight)
@@ -126,25 +117,17 @@ class MixtureState(TensorState):
 
     # ----------------------------------------------------------------------------- predictions
 
-    def component_means(self, X: np.ndarray) -> np.ndarray:
-        """Mean (S, t) of f at the rows of X (t, d) under each sample."""
-        Z = self._rows(X)
+    def _component_means(self, Z: Tensor) -> Tensor:
         few = self._few_covariances(Z)
         if few is not None:
-            return (self._alpha[:, None] @ few)[:, 0].cpu().numpy()
-        out = self._X.new_empty(self.n_samples, len(X))
+            return (self._alpha[:, None] @ few)[:, 0]
+        out = self._X.new_empty(self.n_samples, len(Z))
         for s, theta in enumerate(self._theta):
             for rows, K in self._tiles(self._node(theta), Z):
                 out[s, rows] = self._alpha[s] @ K
-        return out.cpu().numpy()
-
-    def component_moments(self, X: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Mean and variance of f, (S, t) each, at the rows of X (t, d) under each sample."""
-        mean, var = to_arrays(*self._component_moments(self._rows(X)))
-        return mean, var
+        return out
 
     def _component_moments(self, Z: Tensor) -> tuple[Tensor, Tensor]:
-        """The same of a tensor, differentiable in it where it asks for gradients."""
         few = self._few_covariances(Z)
         if few is not None:
             half = torch.linalg.solve_triangular(self._all_factors(), few, upper=False)
@@ -160,63 +143,19 @@ class MixtureState(TensorState):
                 var[s, rows] = (prior[rows] - inverse.explained(K)).clamp_(min=0.0)
         return mean, var
 
-    def mean(self, X: np.ndarray) -> np.ndarray:
-        """Mean (t,) of f at the rows of X (t, d)."""
-        return self.weights @ self.component_means(X)
+    def _joints(
+        self, Z: Tensor, samples: np.ndarray | None = None
+    ) -> Iterator[tuple[int, Tensor, Tensor]]:
+        for s, node, inverse in self._components(samples):
+            yield s, *self._joint(s, node, inverse, Z)
 
-    def moments(self, X: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Mean and variance (t,) of f at the rows of X (t, d)."""
-        return mixture_moments(self.weights, *self.component_moments(X))
-
-    def mean_and_variance(self, Z: Tensor) -> tuple[Tensor, Tensor]:
-        """As `moments` of a tensor Z (t, d), differentiable in it where it asks for gradients."""
-        mean, var = self._component_moments(Z)
-        centre = self._shares @ mean
-        return centre, self._shares @ (var + (mean - centre).square())
-
-    def covariance(self, X: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Mean (t,) and covariance (t, t) of f at the rows of X (t, d); a few (n, t) matrices."""
-        Z = self._rows(X)
-        self._check_joint_memory(len(Z))
-        means = self._X.new_empty(self.n_samples, len(Z))
-        total = self._X.new_zeros(len(Z), len(Z))
-        for s, node, inverse in self._components():
-            means[s], covariance = self._joint(s, node, inverse, Z)
-            total.add_(covariance, alpha=float(self.weights[s]))
-        weights = self._shares
-        centred = means - weights @ means
-        total.addmm_(centred.T * weights, centred)
-        found = to_arrays(weights @ means, total)
-        return found[0], found[1]
-
-    def draws(self, X: np.ndarray, n_samples: int, rng: RNG, *, noise: bool = False) -> np.ndarray:
-        """Joint draws (t, n_samples) of f at the rows of X (t, d), or of observations.
-
-        Each takes a sample of the hyper-parameters first. Up to 4000 rows their covariance is
-        factored, ``O(t^3)`` for each sample taken; beyond, draws from the prior by random Fourier
-        features are corrected by the data (Matheron's rule), where the kernel has such features.
-        """
-        Z = self._rows(X)
-        chosen = rng.choice(self.n_samples, size=n_samples, p=self.weights)
-        jointly = len(Z) <= defaults.MOST_JOINT or not has_spectral_density(self._signal)
-        draw = self._joint_draws if jointly else self._corrected_draws
-        if jointly:
-            self._check_joint_memory(len(Z))
-        out, parts = np.empty((len(Z), n_samples)), []
-        for component in self._components(np.unique(chosen)):
-            parts.append(draw(*component, Z, int((chosen == component[0]).sum()), rng))
-        out[:, np.argsort(chosen, kind="stable")] = torch.cat(parts, 1).cpu().numpy()
-        if noise:
-            out += np.sqrt(self.noise[chosen]) * rng.standard_normal(out.shape)
-        return out
-
-    def _joint_draws(
-        self, s: int, node: Node, inverse: Inverse, Z: Tensor, n_draws: int, rng: RNG
-    ) -> Tensor:
-        mean, covariance = self._joint(s, node, inverse, Z)
-        # A covariance without noise is singular up to rounding: the jitter has its size.
-        root = semidefinite_root(covariance)
-        return mean[:, None] + root @ Z.new_tensor(rng.standard_normal((len(Z), n_draws)))
+    def _draws(self, Z: Tensor, counts: np.ndarray, rng: RNG) -> Iterator[Tensor]:
+        """Of many rows, where the kernel has Fourier features, draws of the prior are corrected."""
+        if len(Z) <= defaults.MOST_JOINT or not has_spectral_density(self._signal):
+            yield from super()._draws(Z, counts, rng)
+            return
+        for s, node, inverse in self._components(np.flatnonzero(counts)):
+            yield self._corrected_draws(s, node, inverse, Z, int(counts[s]), rng)
 
     def _corrected_draws(
         self, s: int, node: Node, inverse: Inverse, Z: Tensor, n_draws: int, rng: RNG
@@ -257,9 +196,6 @@ class MixtureState(TensorState):
         """Prior variances (S, t)."""
         prior = variance(self._node(self._theta), X)
         return prior.expand(self.n_samples, 1, len(X))[:, 0]
-
-    def _rows(self, X: np.ndarray) -> Tensor:
-        return torch.tensor(X, dtype=self._X.dtype, device=self._X.device)
 
     def _node(self, theta: Tensor) -> Node:
         return self._bind(theta, dtype=self._X.dtype, device=self._X.device)

@@ -32,7 +32,8 @@ from skgp.data import Data
 from skgp.inference.neighbors.search import NeighborSearch
 from skgp.inference.sparse import greedy_variance
 from skgp.inference.vecchia.conditionals import Conditionals, global_features, inducing_factor
-from skgp.inference.vecchia.neighbors import earlier_neighbors
+from skgp.inference.vecchia.neighbors import earlier_neighbors, informative, order_of
+from skgp.inference.vecchia.posterior import VecchiaPosterior
 from skgp.inference.vecchia.regression import Sums, sums
 from skgp.kernels.expression import RBF, split_noise, theta_places
 from skgp.kernels.scales import robust_std
@@ -64,6 +65,7 @@ class VecchiaSettings:
 
     n_neighbors: int = 20  # H
     n_inducing: int | None = 0  # m; None for none or some, as observations are likelier
+    most_inducing: int = VECCHIA_INDUCING  # of these
     n_rows: int | None = 10_000  # of a stage; None for all
     n_stages: int = 3  # at most
     max_iter: int = 30  # of L-BFGS-B, a stage
@@ -92,13 +94,13 @@ class VecchiaEvidence:
 
     def __init__(self, kernel, data: Data, rows: Tensor, index: Tensor, Z: Tensor) -> None:
         group = torch.cat([index, rows[:, None]], 1)
-        used, self._group = slice(None), group
+        used, self.group = slice(None), group
         if len(rows) < len(data):  # else all take part
-            used, self._group = group.unique(return_inverse=True)
+            used, self.group = group.unique(return_inverse=True)
         self.kernel, self.rows, self.Z = kernel, rows, Z
         self._signal = split_noise(kernel)[0]
         self._places, self._noise_place, self._noise = theta_places(kernel)
-        self._data, self._some = data, data.take(used)
+        self.data, self._some = data, data.take(used)
         self._Y = self._some.y.reshape(len(self._some), -1)
         self._total = data.total * data.n_targets
 
@@ -108,7 +110,7 @@ class VecchiaEvidence:
         return Conditionals(
             self._signal,
             self._some.X,
-            self._group,
+            self.group,
             noise,
             self.Z,
             self._some.X.new_tensor(theta[self._places]),
@@ -116,7 +118,7 @@ class VecchiaEvidence:
 
     def sums(self, conditionals: Conditionals) -> Sums:
         """Estimates of the sums over all observations; those of all rows themselves."""
-        return sums(conditionals, self._Y, n=len(self._data))
+        return sums(conditionals, self._Y, n=len(self.data))
 
     def value(self, theta: np.ndarray) -> float:
         """The loss alone."""
@@ -134,6 +136,31 @@ class VecchiaEvidence:
             gradient[self._noise_place] += self._slope_of_replicates(theta)
         return -self._density(theta, found) / self._total, -gradient / self._total
 
+    def log_density(self, theta: np.ndarray) -> float:
+        """Log marginal likelihood of all observations, in nats."""
+        return -self.value(theta) * self._total
+
+    def log_density_and_gradient(self, theta: np.ndarray) -> tuple[float, np.ndarray]:
+        """The same and its gradient (n_theta,)."""
+        loss, gradient = self(theta)
+        return -loss * self._total, -gradient * self._total
+
+    def posterior(self, theta: np.ndarray, n_neighbors: int) -> tuple[VecchiaPosterior, float]:
+        """Of f, from all rows; and the log marginal likelihood. `n_neighbors` of a prediction."""
+        found = self.sums(self.conditionals(theta))
+        data, signal = self.data, self._signal.clone_with_theta(theta[self._places])
+        posterior = VecchiaPosterior(
+            signal,
+            data.X,
+            data.y.reshape(len(data), -1),
+            data.row_noise(self._noise_at(theta)).contiguous(),
+            self.Z,
+            found.mean,
+            found.root,
+            n_neighbors,
+        )
+        return posterior, self._density(theta, found)
+
     def _noise_at(self, theta: np.ndarray) -> Tensor:
         place = self._noise_place
         level = self._noise if place is None else math.exp(theta[place])
@@ -141,12 +168,12 @@ class VecchiaEvidence:
 
     def _density(self, theta: np.ndarray, found: Sums) -> float:
         """In nats, what merged replicates lost included."""
-        power = self._data.log_power(self._noise_at(theta))
+        power = self.data.log_power(self._noise_at(theta))
         return float(found.log_density() + power.sum())
 
     def _slope_of_replicates(self, theta: np.ndarray) -> float:
         """Derivative of `Data.log_power` in the log noise."""
-        data = self._data
+        data = self.data
         if data.weight is None or data.scatter is None:
             return 0.0
         within = data.n_targets * (1 - data.weight)
@@ -167,18 +194,39 @@ def choose_inducing(signal, X: Tensor, n_inducing: int, generator: torch.Generat
     return some[greedy_variance(signal, some, min(n_inducing, len(some)))]
 
 
+def ordered(kernel, data: Data, ordering: str, generator: torch.Generator) -> Data:
+    """Observations in the order of an approximation: last those of so much noise that tell little.
+
+    At random or spread evenly, as `order_of` has it.
+    """
+    data = data.take(order_of(data.X, ordering, generator))
+    signal, noise = split_noise(kernel)[0], data.X.new_tensor(theta_places(kernel)[2])
+    last = ~informative(signal, data.X, data.row_noise(noise))
+    return data.take(last.to(torch.uint8).argsort(stable=True))
+
+
+def evidence_of(
+    kernel, data: Data, rows: Tensor, settings: VecchiaSettings, generator: torch.Generator
+) -> VecchiaEvidence:
+    """That of some rows, with neighbours and inducing points as the kernel sees them."""
+    signal, X = split_noise(kernel)[0], data.X
+    Z = choose_inducing(signal, X, settings.n_inducing or 0, generator)
+    index = neighbors_of(signal, X, settings.n_neighbors, Z, rows)
+    return VecchiaEvidence(kernel, data, rows, index, Z)
+
+
 def approximation(
     kernel, data: Data, settings: VecchiaSettings, generator: torch.Generator
 ) -> VecchiaEvidence:
     """That of all observations, with neighbours and inducing points as the kernel sees them.
 
-    By default `VECCHIA_INDUCING` inducing points, fewer for many rows, where they make `n_rows`
+    By default `most_inducing` inducing points, fewer for many rows, where they make `n_rows`
     observations likelier, or none: of two approximations of one process that which gives its
     observations the greater density on average has the smaller Kullback-Leibler divergence from it.
     """
     search, sizes = _Search(data, settings, generator, None), [settings.n_inducing or 0]
     if settings.n_inducing is None:
-        sizes.append(min(VECCHIA_INDUCING, len(data), VECCHIA_FEATURES // len(data)))
+        sizes.append(min(settings.most_inducing, len(data), VECCHIA_FEATURES // len(data)))
     else:
         settings = replace(settings, n_rows=None)
     trials = [search.evidence(kernel, replace(settings, n_inducing=m)) for m in sizes]
@@ -326,11 +374,8 @@ class _Search:
 
     def evidence(self, kernel, settings: VecchiaSettings) -> VecchiaEvidence:
         """With neighbours and inducing points as this kernel sees them; of the same rows always."""
-        signal, X = split_noise(kernel)[0], self.data.X
         rows = self._order[: settings.n_rows].sort().values
-        Z = choose_inducing(signal, X, settings.n_inducing or 0, self.generator)
-        index = neighbors_of(signal, X, settings.n_neighbors, Z, rows)
-        return VecchiaEvidence(kernel, self.data, rows, index, Z)
+        return evidence_of(kernel, self.data, rows, settings, self.generator)
 
     def _tell(self, loss: float) -> bool:
         self.history.append(-float(loss))

@@ -37,7 +37,8 @@ rank that probes are drawn from:
 Their noise is anchored at the mode, their draws are weighted by Stein's identity; in ULISSE
 survival follows the size of the increments. Where the likelihood of all observations can be
 evaluated, up to some thousands, exact likelihoods cost less than chains that say as much
-(`sample_exact`).
+(`sample_by_density`), and of many more observations Vecchia's approximation of it (`approximate`),
+whose cost is linear in their number.
 
 Errata: section 5.1 refers to section 4 for (7), which is in section 2.1. With the weights
 :math:`w_r = e^{\beta r}` of section 4 the estimate is unbiased, but its variance rests on events
@@ -62,13 +63,16 @@ import torch
 from joblib import effective_n_jobs
 
 from skgp.data import Data
+from skgp.inference.gp_mixture import GPMixture
 from skgp.inference.mixture import MixtureState
+from skgp.inference.vecchia.mixture import VecchiaMixture
 from skgp.kernels import split_noise
 from skgp.kernels.defaults import STORED_SHARE
 from skgp.kernels.operators import RowOperator
 from skgp.learning.posterior import defaults as tuned
 from skgp.learning.posterior.log_posterior import LogPosterior
-from skgp.learning.posterior.modes import find_mode, laplace_modes
+from skgp.learning.posterior.modes import Mode, find_mode, laplace_modes
+from skgp.learning.posterior.neighbors import approximate, of_its_own, predictive, sampled
 from skgp.learning.posterior.samples import (
     STOPPED,
     PosteriorSamples,
@@ -76,7 +80,7 @@ from skgp.learning.posterior.samples import (
     iterations_between_calls,
     outcome,
     probe_rows,
-    sample_exact,
+    sample_by_density,
     samples_needed,
     samples_of_chains,
     single_sample,
@@ -88,13 +92,18 @@ from skgp.learning.posterior.stochastic_gradient import (
     StochasticGradient,
     make_anchor,
 )
+from skgp.learning.vecchia import VecchiaEvidence, approximation, ordered
 from skgp.linalg import NumericalWarning
 from skgp.linalg.runtime import Callback, memory_budget, require_memory
 from skgp.optim.stopping import Stopped, StopRecorder
 from skgp.samplers import PowerSchedule, Run, stochastic_langevin
 
 #: The samplers of each solver, the default first.
-SAMPLERS = {"cholesky": ("importance", "hmc"), "cg": ("langevin", "mala", "sgld")}
+SAMPLERS = {
+    "cholesky": ("importance", "hmc"),
+    "vecchia": ("importance", "hmc"),
+    "cg": ("langevin", "mala", "sgld"),
+}
 _REFUSED = "nothing was sampled from a set-up that did not converge: the mode stands alone"
 _NONE_KEPT = "no draw was kept: SGLD keeps those after its step is held; raise n_samples"
 
@@ -110,18 +119,24 @@ class Plan(NamedTuple):
     automatic: bool = False  # whether the sampler was left open
 
 
-def resolve_plan(solver: str, sampler: str, n: int, *, learns: bool = False) -> Plan:
-    """Settle what is left to "auto" for n distinct inputs; whether hyper-parameters are learned.
+def resolve_plan(
+    solver: str, sampler: str, n: int, *, learns: bool = False, samples: bool = False
+) -> Plan:
+    """Settle what is left to "auto" for n distinct inputs.
 
-    A ValueError if the solver does not have the sampler, or its matrices do not fit.
+    `learns` is whether hyper-parameters are learned, `samples` whether they are sampled. A
+    ValueError if the solver does not have the sampler, or its matrices do not fit.
     """
     needed = 8.0 * tuned.MATRICES * n**2
-    if learns and solver == "auto" and n > tuned.MOST_EXACT:
-        _refuse_recomputation(n)
     if solver == "auto":
-        owner = [name for name, own in SAMPLERS.items() if sampler in own]
-        fits = n <= tuned.MOST_EXACT and needed <= memory_budget()
-        solver = owner[0] if owner else ("cholesky" if fits else "cg")
+        owners = [name for name, own in SAMPLERS.items() if sampler in own] or [*SAMPLERS]
+        few = n <= (tuned.MOST_SAMPLED if samples else tuned.MOST_EXACT)
+        if "cholesky" in owners and few and needed <= memory_budget():
+            solver = "cholesky"
+        else:
+            solver = "vecchia" if learns and "vecchia" in owners else owners[-1]
+        if solver == "cg" and learns:
+            _refuse_recomputation(n)
     automatic = sampler == "auto"
     if automatic:
         sampler = SAMPLERS[solver][0]
@@ -133,7 +148,7 @@ def resolve_plan(solver: str, sampler: str, n: int, *, learns: bool = False) -> 
         )
     if solver == "cholesky":
         what = f"solver='cholesky' with kernel matrices of {n} distinct rows"
-        require_memory(needed, what, "Use solver='cg'")
+        require_memory(needed, what, "Use solver='vecchia' or solver='cg'")
     return Plan(solver, sampler, automatic)
 
 
@@ -147,9 +162,9 @@ def _refuse_recomputation(n: int) -> None:
         4.0 * n**2 / STORED_SHARE,
         f"Learning the hyper-parameters given {n} distinct rows takes some ten thousand products "
         "with their kernel matrix, which, stored,",
-        f"Fit {some} rows at random, keep the kernel by optimizer=None (one solution, whose cost "
-        "verbose=1 tells), take QSGPRegressor, make the matrix anew for each product by "
-        "solver='cg' (hours to days)",
+        "Take solver='vecchia', "
+        f"fit {some} rows at random, keep the kernel by optimizer=None (one solution, whose cost "
+        "verbose=1 tells), or make the matrix anew for each product by solver='cg' (hours to days)",
     )
 
 
@@ -206,6 +221,29 @@ def choose_kernel(
     return kernels[chosen], [] if best is ends[first] else [best.u]
 
 
+def likelihood_by_neighbors(
+    kernel: Any, data: Data, plan: Plan, rng: np.random.Generator
+) -> VecchiaEvidence | None:
+    """That of the kernel as it is, where the plan has such a one."""
+    if plan.solver != "vecchia":
+        return None
+    generator = of_its_own(rng)
+    data = ordered(kernel, data, "random", generator)
+    return approximation(kernel, data, sampled(len(data)), generator)
+
+
+def modes_of(
+    posterior: LogPosterior,
+    plan: Plan,
+    **settings: Any,  # of `laplace_modes`
+) -> tuple[LogPosterior, list[Mode], VecchiaEvidence | None]:
+    """The posterior, its modes, and by the plan the likelihood of Vecchia's approximation of it."""
+    if plan.solver == "cholesky":
+        return posterior, laplace_modes(posterior, **settings), None
+    target, modes = approximate(posterior, **settings)
+    return target, modes, target.evidence
+
+
 def draw_samples(
     posterior: LogPosterior,
     plan: Plan,
@@ -214,24 +252,28 @@ def draw_samples(
     starts: Sequence[np.ndarray],
     schedule: str,
     of_cg: dict[str, Any],
-    **of_run: Any,  # of `sample_exact`, besides: None is for what the sampler takes by default
-) -> PosteriorSamples:
-    """Samples of the posterior by the sampler of the plan.
+    callback: Callback,
+    **of_run: Any,  # of `sample_by_density`, besides: None is for what the sampler takes by default
+) -> tuple[PosteriorSamples, VecchiaEvidence | None]:
+    """Samples of the posterior by the sampler of the plan; and the likelihood of `modes_of`.
 
     Of many hyper-parameters few points of importance sampling carry all the weight: where the
     sampler was left open and observations are few, chains take their place.
     """
-    if plan.solver == "cholesky":
-        many = plan.automatic and posterior.n_dims > tuned.MANY_DIMS and posterior.batched
-        sampler = "hmc" if many else plan.sampler
-        if many and of_run["n_samples"] is None:
-            of_run["n_samples"] = tuned.DRAWS_OF_MANY
-        return sample_exact(posterior, sampler=sampler, rng=rng, starts=starts, **of_run)
-    of_run["n_draws"] = of_run.pop("n_samples")
-    run = Run(**{name: value for name, value in of_run.items() if value is not None})
-    return sample_stochastic(
-        posterior, rng=rng, run=run, sampler=plan.sampler, schedule=schedule, starts=starts, **of_cg
-    )
+    if plan.solver == "cg":
+        of_run["n_draws"] = of_run.pop("n_samples")
+        of_run = {name: value for name, value in of_run.items() if value is not None}
+        run = Run(callback=callback, **of_run)
+        chains: dict[str, Any] = {"sampler": plan.sampler, "schedule": schedule, "starts": starts}
+        return sample_stochastic(posterior, rng=rng, run=run, **chains, **of_cg), None
+    recorder = StopRecorder(callback)
+    many = plan.automatic and posterior.n_dims > tuned.MANY_DIMS and posterior.batched
+    sampler = "hmc" if many else plan.sampler
+    if many and of_run["n_samples"] is None:
+        of_run["n_samples"] = tuned.DRAWS_OF_MANY
+    target, modes, evidence = modes_of(posterior, plan, rng=rng, starts=starts, callback=recorder)
+    of_run = {"rng": rng, "modes": modes, "callback": recorder, **of_run}
+    return sample_by_density(target, sampler=sampler, **of_run), evidence
 
 
 def find_optimum(
@@ -243,20 +285,22 @@ def find_optimum(
     callback: Callback,
     rank: int | str = "auto",
     **of_field: Any,
-) -> PosteriorSamples:
-    """The mode as the only sample."""
-    if plan.solver == "cholesky":
-        found = laplace_modes(posterior, rng=rng, starts=starts, callback=callback)[0]
-        problems = [] if found.converged else ["the search for the optimum did not converge"]
-        diagnostics = outcome(
-            "map", problems, ess=1.0, n_gradients=found.n_gradients,
-            log_evidence=found.log_evidence, log_posterior_map=found.log_density,
-        )  # fmt: skip
-        return single_sample(found.u, found.log_density, diagnostics)
-    field = StochasticGradient(posterior, **of_field)
-    start = set_up(field, rng=rng, rank=rank, starts=starts, callback=callback)
-    diagnostics = outcome("map", start.problems, ess=1.0, n_gradients=start.n_gradients)
-    return single_sample(start.mode, math.nan, diagnostics)
+) -> tuple[PosteriorSamples, VecchiaEvidence | None]:
+    """The mode as the only sample; and the likelihood of `modes_of`."""
+    search: dict[str, Any] = {"rng": rng, "starts": starts, "callback": callback}
+    if plan.solver == "cg":
+        field = StochasticGradient(posterior, **of_field)
+        start = set_up(field, rank=rank, **search)
+        diagnostics = outcome("map", start.problems, ess=1.0, n_gradients=start.n_gradients)
+        return single_sample(start.mode, math.nan, diagnostics), None
+    _, modes, evidence = modes_of(posterior, plan, **search)
+    found = modes[0]
+    problems = [] if found.converged else ["the search for the optimum did not converge"]
+    diagnostics = outcome(
+        "map", problems, ess=1.0, n_gradients=found.n_gradients,
+        log_evidence=found.log_evidence, log_posterior_map=found.log_density,
+    )  # fmt: skip
+    return single_sample(found.u, found.log_density, diagnostics), evidence
 
 
 # ---- sections 2 to 5: samples by stochastic gradients
@@ -406,11 +450,12 @@ def predictive_mixture(
     plan: Plan,
     rng: np.random.Generator,
     *,
+    evidence: VecchiaEvidence | None,  # of the approximation that was sampled, if one was
     double: bool,  # whether kernel products of "cg" are in float64, where that fits
     rank: int | str,
     callback: Callback | None = None,  # of a solution by "cg"
-) -> MixtureState:
-    """The mixture of the exact GPs of some samples, equal ones merged."""
+) -> GPMixture:
+    """The mixture of the GPs of some samples, equal ones merged: exact, or approximate."""
     n = len(data.y)
     double = double and 8.0 * n**2 <= memory_budget()
     settings: dict[str, Any] = {
@@ -420,9 +465,17 @@ def predictive_mixture(
         "callback": callback,
     }
 
-    def of_size(size: int) -> MixtureState:
+    if evidence is not None:
+        at_mean = kernel.clone_with_theta(samples.mean())
+        evidence = approximation(at_mean, evidence.data, predictive(), of_its_own(rng))
+
+    def of_size(size: int) -> GPMixture:
         kept, counts = np.unique(samples.keep(size, rng), return_counts=True)
-        return MixtureState(kernel, data, samples.u[kept], counts, **settings)
+        if evidence is None:
+            return MixtureState(kernel, data, samples.u[kept], counts, **settings)
+        fixed = evidence.data, evidence.group, evidence.Z
+        n_near = max(1, tuned.PREDICTIVE * (evidence.group.shape[1] - 1))
+        return VecchiaMixture(kernel, *fixed, samples.u[kept], counts, n_neighbors=n_near)
 
     size = min(tuned.PILOT_SAMPLES, len(samples.u)) if n_keep == "auto" else int(n_keep)
     if n_keep == "auto" and size > 1:

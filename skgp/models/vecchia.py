@@ -58,10 +58,14 @@ from typing import Any
 import torch
 
 from skgp.data import Data
-from skgp.inference.vecchia.neighbors import informative, order_of
 from skgp.inference.vecchia.posterior import VecchiaPosterior
-from skgp.kernels.expression import split_noise, theta_places
-from skgp.learning.vecchia import VecchiaSettings, approximation, fit_joint_likelihood
+from skgp.kernels.expression import theta_places
+from skgp.learning.vecchia import (
+    VecchiaSettings,
+    approximation,
+    fit_joint_likelihood,
+    ordered,
+)
 from skgp.linalg.runtime import Callback
 
 
@@ -108,28 +112,13 @@ def fit_vecchia(
         Of :func:`skgp.learning.vecchia.fit_joint_likelihood`.
     """
     kernel, history = kernels[0], []
-    data = data.take(order_of(data.X, ordering, generator))  # step 1
-    noise = data.row_noise(data.X.new_tensor(theta_places(kernel)[2]))
-    last = ~informative(split_noise(kernel)[0], data.X, noise)
-    data = data.take(last.to(torch.uint8).argsort(stable=True))
+    data = ordered(kernel, data, ordering, generator)  # step 1
     if learns:  # step 2
         found = fit_joint_likelihood(
             kernels, data, settings, generator=generator, callback=callback
         )
         kernel, history = found.kernel, found.history
     evidence = approximation(kernel, data, settings, generator)  # step 3
-    sums = evidence.sums(evidence.conditionals(kernel.theta))  # step 4
-    signal, level = split_noise(kernel)[0], theta_places(kernel)[2]
-    noise = data.X.new_tensor(level)
-    posterior = VecchiaPosterior(
-        signal,
-        data.X,
-        data.y.reshape(len(data), -1),
-        data.row_noise(noise).contiguous(),
-        evidence.Z,
-        sums.mean,
-        sums.root,
-        n_predictive,
-    )
-    density = float(sums.log_density() + data.log_power(noise).sum())
+    posterior, density = evidence.posterior(kernel.theta, n_predictive)  # step 4
+    level = theta_places(kernel)[2]
     return VecchiaFit(posterior, kernel, level, density, max(1, len(history)), history)

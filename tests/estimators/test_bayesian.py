@@ -170,6 +170,48 @@ def test_conjugate_gradients_agree_with_factorisations(data, X_new, optimizer):
     assert np.abs(z).max() < 1 and np.abs((found[0] - expected[0]) / std).max() < 0.3
 
 
+def test_with_all_neighbors_vecchias_approximation_is_the_exact_posterior(X_new, monkeypatch):
+    """Weighted rows, some of them repeated; every method, the optimum alone, and a pickle."""
+    monkeypatch.setattr(tuned, "N_EARLIER", 100)
+    rng = np.random.default_rng(0)
+    X = rng.uniform(-2, 2, (50, 2))
+    X[3:6] = X[0]
+    y, weight = np.sin(X[:, 0]) + 0.3 * rng.standard_normal(50), rng.uniform(0.5, 2.0, 50)
+    exact, model = (
+        make(kernel=rbf_kernel(), solver=solver, n_keep=4).fit(X, y, weight)
+        for solver in ("cholesky", "vecchia")
+    )
+    assert (model.solver_, model.sampler_) == ("vecchia", "importance")
+    assert_same(model.posterior_samples_, exact.posterior_samples_)
+    assert_same(model.sample_log_posterior_, exact.sample_log_posterior_)
+    assert_same(model.log_marginal_likelihood_value_, exact.log_marginal_likelihood_value_)
+    copy = pickle.loads(pickle.dumps(model))
+    for ask in (
+        lambda each: each.predict(X_new, return_std=True),
+        lambda each: each.predict(X_new, return_cov=True),
+        lambda each: each.predict(X_new, True, return_mean_grad=True, return_std_grad=True),
+        lambda each: each.predict_interval(X_new),
+        lambda each: each.sample_y(X_new, 3, random_state=0),
+        lambda each: each.log_predictive_density(X, y),
+        lambda each: each.plug_in().predict(X_new, return_std=True),
+    ):
+        for got, again, expected in zip(*map(ask, (model, copy, exact)), strict=True):
+            np.testing.assert_allclose(got, expected, rtol=1e-6, atol=1e-8)
+            assert_same(again, got)
+
+
+@pytest.mark.parametrize("optimizer", ["map", None])
+def test_vecchias_approximation_without_sampling(data, X_new, optimizer):
+    settings = dict(kernel=rbf_kernel(), optimizer=optimizer, random_state=0)
+    exact = BayesianGPRegressor(solver="cholesky", **settings).fit(*data)
+    model = BayesianGPRegressor(solver="vecchia", **settings).fit(*data)
+    np.testing.assert_allclose(model.map_, exact.map_, atol=0.1)
+    found, expected = (m.predict(X_new, return_std=True) for m in (model, exact))
+    assert np.abs((found[0] - expected[0]) / expected[1]).max() < 0.2
+    best = exact.log_marginal_likelihood_value_
+    assert model.log_marginal_likelihood_value_ == pytest.approx(best, abs=2)
+
+
 def test_as_few_samples_predict_as_the_posterior_asks_for(X_new):
     rng = np.random.default_rng(0)
     X = rng.uniform(-3, 3, (120, 2))
@@ -271,14 +313,14 @@ def test_memory_that_does_not_suffice_is_refused_with_both_numbers(data):
 
 def test_many_rows_of_a_matrix_that_is_not_stored_are_refused_unless_asked_for(rng):
     X = rng.standard_normal((20_000, 1))
-    model = make(memory_budget=1e9)
-    with pytest.raises(MemoryError, match="given 20000 distinct rows .* Fit 2000 rows at random"):
+    model = make(memory_budget=1e9, sampler="langevin")
+    with pytest.raises(MemoryError, match="given 20000 distinct rows .* Take solver='vecchia'"):
         model.fit(X, X[:, 0])
     with memory_limit(1e9):
         assert resolve_plan("cg", "auto", 20_000, learns=True)[:2] == ("cg", "langevin")
         assert resolve_plan("auto", "auto", 20_000, learns=False).solver == "cg"
     with memory_limit(4e9):
-        assert resolve_plan("auto", "auto", 20_000, learns=True).solver == "cg"
+        assert resolve_plan("auto", "mala", 20_000, learns=True).solver == "cg"
 
 
 def test_a_matrix_made_anew_is_told_beforehand_and_predicts_as_one_that_is_stored(capsys, rng):

@@ -220,10 +220,18 @@ def test_unknown_options_are_refused():
 # ---- the plan, and how many samples predict, against moments known in closed form
 
 
-def test_factorisations_are_the_default_up_to_ten_thousand_rows():
-    solvers = [resolve_plan("auto", "auto", n).solver for n in (100, 9000, 10_001)]
-    assert solvers == ["cholesky", "cholesky", "cg"]
-    assert resolve_plan("auto", "auto", 9000).sampler == "importance"
+def test_the_plan_goes_by_rows_and_by_what_is_asked_for():
+    def of(n, sampler="auto", solver="auto", learns=True, samples=True):
+        return resolve_plan(solver, sampler, n, learns=learns, samples=samples)[:2]
+
+    few, many = tuned.MOST_SAMPLED, tuned.MOST_SAMPLED + 1
+    assert of(few) == ("cholesky", "importance") and of(many) == ("vecchia", "importance")
+    assert of(few, "hmc") == ("cholesky", "hmc") and of(many, "hmc") == ("vecchia", "hmc")
+    assert of(few, "mala") == ("cg", "mala") and of(few, solver="vecchia")[0] == "vecchia"
+    # The optimum takes few likelihoods, one solution none.
+    for learns, beyond in ((True, "vecchia"), (False, "cg")):
+        found = [of(n, learns=learns, samples=False)[0] for n in (10_000, 10_001)]
+        assert found == ["cholesky", beyond]
 
 
 def pilot(mean, var, noise=0.0):

@@ -223,6 +223,10 @@ class LogPosterior(Density):
         values, gradients = to_arrays(value, gradient)
         return values, gradients
 
+    def _try(self, theta: Tensor) -> None:
+        """Raise the error of a covariance that has no factor."""
+        self._factor(theta, self.noise_variance(theta))
+
     @staticmethod
     def _one_by_one(evidence: ExactEvidence, theta: np.ndarray, slope: bool):
         """As `_likelihoods`, of closed forms."""
@@ -275,7 +279,7 @@ class LogPosterior(Density):
         theta = self.data.X.new_tensor(u)
         why = "its log-density is not finite; check the priors and the scale of X."
         try:
-            self._factor(theta, self.noise_variance(theta))
+            self._try(theta)
         except NotPositiveDefiniteError as error:
             why = f"{error} A WhiteKernel of a higher noise_level_bounds helps in any case."
         at = self.kernel.clone_with_theta(u)

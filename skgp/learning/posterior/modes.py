@@ -4,13 +4,6 @@ Searches from several starts run side by side (:mod:`skgp.optim.bfgs`), for many
 observations on some hundreds of them first; those of their ends that differ are polished on all.
 Few data often have two explanations, a short length scale with little noise and a long one with
 much: both modes count. The curvature of each is measured by central differences of the gradient.
-
-Where no likelihood of all observations can be evaluated, a search with stochastic gradients begins
-at the mode of a likelihood by nearest neighbours (:class:`NeighborPosterior`).
-
-References
-----------
-.. [1] Vecchia (1988), Estimation and model identification for continuous spatial processes.
 """
 
 import math
@@ -22,12 +15,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from skgp.inference.neighbors.search import CandidateSearch
-from skgp.kernels import split_noise
-from skgp.learning.evidence import leave_one_out_log_density
 from skgp.learning.posterior import defaults as tuned
 from skgp.learning.posterior.log_posterior import Density, FreePosterior, LogPosterior
-from skgp.linalg.runtime import Callback, to_arrays
+from skgp.linalg.runtime import Callback
 from skgp.optim.bfgs import minimize_batch
 from skgp.optim.stopping import StopRecorder
 
@@ -67,6 +57,7 @@ def search_modes(
     *,
     max_iter: int = tuned.MAX_ITER,  # gradients of each search
     tol: float = tuned.TOL,  # nats that it expects to gain by a further step, below which it ends
+    covariance: np.ndarray | None = None,  # (p, p), about what it is at the modes
     callback: Callback | None = None,
 ) -> list[Mode]:
     """Ends of searches within the kernel's bounds, the highest first.
@@ -86,6 +77,7 @@ def search_modes(
         bounds=np.stack([low + inset, high - inset], axis=1),
         max_iter=max_iter,
         tol=tol,
+        inverse_hessian=covariance,
         callback=callback,
     )
     order = np.argsort(found.value, kind="stable")
@@ -125,7 +117,7 @@ def laplace_modes(
     starts = [posterior.medians, posterior.medians - math.log(2), *starts, *drawn]
     if len(data.y) <= tuned.SEARCH_ROWS:
         return with_curvature(posterior, search_modes(posterior, starts, callback=recorder))
-    few = LogPosterior(posterior.kernel, data.take(_some(posterior, tuned.SEARCH_ROWS, rng)),
+    few = LogPosterior(posterior.kernel, data.take(some_rows(posterior, tuned.SEARCH_ROWS, rng)),
                        posterior.priors)  # fmt: skip
     coarse = with_curvature(few, search_modes(few, starts, tol=tuned.COARSE_TOL))
     near = sorted((mode.u for mode in coarse), key=posterior.log_density, reverse=True)
@@ -139,7 +131,7 @@ def laplace_modes(
     return with_curvature(posterior, [replace(end, n_gradients=n_gradients) for end in ends])
 
 
-def _some(posterior: LogPosterior, size: int, rng: np.random.Generator) -> Tensor:
+def some_rows(posterior: LogPosterior, size: int, rng: np.random.Generator) -> Tensor:
     """Indices of some observations, or of all in random order."""
     y = posterior.data.y
     return torch.from_numpy(rng.permutation(len(y))[:size]).to(y.device)
@@ -194,111 +186,3 @@ def bounded_inverse(precision: np.ndarray) -> np.ndarray:
     """Inverse, eigenvalues below the least curvature raised to it."""
     values, vectors = np.linalg.eigh(precision)
     return (vectors / np.maximum(values, tuned.LEAST_CURVATURE)) @ vectors.T
-
-
-# ---- by nearest neighbours
-
-
-class NeighborPosterior(LogPosterior):
-    r"""The posterior with a likelihood of conditionals; `find_neighbors` comes first.
-
-    Every joint density is a chain of conditionals. With the observations in random order, the first
-    m of them jointly, and of each later one only its nearest neighbours among those before [1]_,
-
-    .. math:: \log p(y) \approx \log p(y_{1:m}) + \sum_b \frac{n_b}{|S_b|} \sum_{i \in S_b}
-              \log p(y_i \mid y_{N(i)}),
-
-    where :math:`S_b` is a sample of block b, of :math:`n_b` observations, and the neighbours N(i)
-    come from all blocks before (in [1]_ from all observations before: here one search of neighbours
-    a block, and still a chain of conditionals). It has a value, so that starts can be compared, and
-    its curvature is near that of the posterior. ``O(m^3 + s k^3)`` for s sampled observations with
-    k neighbours. `first` is the posterior of the observations taken jointly.
-    """
-
-    @property
-    def batched(self) -> bool:
-        """One theta at a time: its terms have neighbours of their own."""
-        return False
-
-    def __init__(self, posterior: LogPosterior, rng: np.random.Generator) -> None:
-        super().__init__(posterior.kernel, posterior.data, posterior.priors)
-        n = len(self.data.y)
-        self._order, m = _some(posterior, n, rng), min(tuned.JOINT_ROWS, n)
-        self.first = LogPosterior(self.kernel, self.data.take(self._order[:m]), self.priors)
-        self.blocks: list[tuple[int, Tensor, float]] = []  # start, sample, weight
-        start = m
-        while start < n:
-            stop = min(n, math.ceil(start * tuned.GROWTH))
-            # The order is random: the first of a block are a sample of it.
-            size = min(
-                stop - start, max(32, math.ceil(tuned.SAMPLED_ROWS * (stop - start) / (n - m)))
-            )
-            self.blocks.append((start, self._order[start : start + size], (stop - start) / size))
-            start = stop
-        self._neighbors: list[Tensor] = []
-
-    def find_neighbors(self, u: np.ndarray) -> "NeighborPosterior":
-        """Search the neighbours anew, in the metric of u (n_dims,); returns itself."""
-        signal, _ = split_noise(self.kernel.clone_with_theta(u))
-        self._neighbors = [
-            CandidateSearch(signal, self.data.X, self._order[:start]).query(
-                rows, min(tuned.N_NEIGHBORS, start)
-            )
-            for start, rows, _ in self.blocks
-        ]
-        return self
-
-    def _likelihoods(self, u: np.ndarray, slope: bool) -> tuple[np.ndarray, np.ndarray | None]:
-        value, gradient = self.first._likelihoods(u, slope)
-        theta = self.data.X.new_tensor(u).requires_grad_(slope)
-        conditional = theta.new_zeros(())
-        with torch.set_grad_enabled(slope):
-            for (_, rows, weight), neighbors in zip(self.blocks, self._neighbors, strict=True):
-                each = leave_one_out_log_density(self.kernel, self.data, rows, neighbors, theta[0])
-                conditional = conditional + weight * each.sum()
-        if gradient is not None and self.blocks:
-            slopes = torch.autograd.grad(conditional, theta)[0]
-            conditional_value, of_conditional = to_arrays(conditional, slopes)
-            return value + conditional_value, gradient + of_conditional
-        return value + conditional.item(), gradient
-
-
-def find_start(
-    posterior: LogPosterior,  # never evaluated on more than 500 observations
-    rng: np.random.Generator,
-    starts: Sequence[np.ndarray] = (),  # besides the priors' medians and half of them
-    callback: Callback | None = None,
-) -> Mode:
-    """Mode and curvature of :class:`NeighborPosterior`, from the best of several starts.
-
-    A ValueError if the posterior of the observations taken jointly vanishes at every start.
-    """
-    recorder = StopRecorder(callback)
-    target = NeighborPosterior(posterior, rng)
-    given = [np.asarray(start, dtype=float) for start in starts]
-    ends, failure = [], None
-    for start in [posterior.medians, posterior.medians - math.log(2), *given]:
-        try:
-            ends.append(find_mode(target.first, [start], tol=tuned.COARSE_TOL, callback=recorder).u)
-        except ValueError as error:
-            failure = error
-        if recorder.stopped:
-            break
-    if not ends:
-        raise failure if failure is not None else ValueError("There is nowhere to start.")
-    candidates = ends + [np.clip(start, *posterior.bounds.T) for start in given]
-    u = max(candidates, key=lambda each: target.find_neighbors(each).log_density(each))
-    value = -math.inf
-    for _ in range(tuned.ROUNDS if target.blocks else 0):
-        if recorder.stopped:
-            break
-        target.find_neighbors(u)
-        found = find_mode(
-            target, [u], max_iter=tuned.ITERATIONS, tol=tuned.COARSE_TOL, callback=recorder
-        )
-        if found.log_density < value + tuned.LEAST_GAIN:
-            break
-        u, value = found.u, found.log_density
-    target.find_neighbors(u)
-    covariance = bounded_inverse(-hessian_by_differences(target, u))
-    return Mode(u, target.log_density(u), not recorder.stopped, 0, covariance)

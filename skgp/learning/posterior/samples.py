@@ -1,8 +1,8 @@
 r"""Weighted samples of the posterior over hyper-parameters, and whether they stand for it.
 
-:func:`sample_exact` draws them with exact likelihoods, from the Laplace approximations of all modes
-found, in coordinates in which bounds that the posterior feels are infinitely far
-(:mod:`skgp.learning.posterior.modes`):
+:func:`sample_by_density` draws them by values of the likelihood, exact ones or Vecchia's, from the
+Laplace approximations of all modes found, in coordinates in which bounds that the posterior feels
+are infinitely far (:mod:`skgp.learning.posterior.modes`):
 
 ``"importance"``
     Adaptive importance sampling: values of the posterior only, two to four rounds of them where
@@ -17,7 +17,6 @@ Samples by stochastic gradients are drawn in :mod:`skgp.models.bayesian`.
 """
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,7 +24,7 @@ import numpy as np
 from scipy.special import logsumexp
 
 from skgp.inference.gaussian_mixture import mixture_moments
-from skgp.inference.mixture import MixtureState
+from skgp.inference.gp_mixture import GPMixture
 from skgp.learning.posterior import defaults as tuned
 from skgp.learning.posterior.log_posterior import LogPosterior
 from skgp.learning.posterior.modes import Mode, laplace_modes, without_felt_bounds
@@ -205,7 +204,7 @@ def probe_rows(X: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     return np.concatenate([X[pairs].mean(axis=0), np.column_stack(shuffled)])
 
 
-def samples_needed(pilot: MixtureState, X: np.ndarray) -> int:
+def samples_needed(pilot: GPMixture, X: np.ndarray) -> int:
     r"""Samples, from 8 to 64, that predict to 0.03 standard deviations and 2% of these at X (t, d).
 
     S equally weighted samples give the moments of the mixture up to
@@ -231,10 +230,10 @@ def samples_needed(pilot: MixtureState, X: np.ndarray) -> int:
     return int(np.clip(math.ceil(needed), tuned.LEAST_SAMPLES, tuned.MOST_SAMPLES))
 
 
-# ---- by exact likelihoods
+# ---- by values of the density
 
 
-def sample_exact(
+def sample_by_density(
     posterior: LogPosterior,
     *,
     rng: np.random.Generator,
@@ -243,11 +242,11 @@ def sample_exact(
     n_warmup: int = 50,  # of HMC
     n_samples: int | None = None,  # at most: points (default 5120), or draws of a chain (1000)
     target_ess: float = 400,  # at which to stop, with a Pareto k below 0.7, or an R-hat below 1.01
-    starts: Sequence[np.ndarray] = (),  # of the search for the mode, besides the priors' medians
+    modes: list[Mode] | None = None,  # where they are known, with their curvatures
     n_jobs: int | None = None,  # of joblib; results depend on it only by rounding
     callback: Callback | None = None,
 ) -> PosteriorSamples:
-    """Sample the posterior, its density evaluated by Cholesky factorisation.
+    """Sample the posterior by values of its density: the exact one, or Vecchia's.
 
     ``callback(iteration, {"loss": float, ...})``, numbered through the search for the mode and the
     sampling, stops by True with what there is. A ValueError for an unknown sampler, or where the
@@ -255,8 +254,9 @@ def sample_exact(
     """
     if sampler not in ("importance", "hmc"):
         raise ValueError(f'sampler must be "importance" or "hmc", got {sampler!r}.')
-    recorder = StopRecorder(callback)
-    modes = laplace_modes(posterior, rng=rng, starts=starts, callback=recorder)
+    recorder = callback if isinstance(callback, StopRecorder) else StopRecorder(callback)
+    if modes is None:
+        modes = laplace_modes(posterior, rng=rng, callback=recorder)
     if recorder.stopped:
         found = _of_mode(sampler, modes[0], [STOPPED]) | {"ess": 1.0, "n_modes": 1}
         return single_sample(modes[0].u, modes[0].log_density, found)

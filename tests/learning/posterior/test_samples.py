@@ -14,7 +14,7 @@ from skgp.learning.posterior import defaults as tuned
 from skgp.learning.posterior.log_posterior import LogPosterior
 from skgp.learning.posterior.modes import laplace_modes, without_felt_bounds
 from skgp.learning.posterior.priors import default_priors
-from skgp.learning.posterior.samples import iterations_between_calls, sample_exact
+from skgp.learning.posterior.samples import iterations_between_calls, sample_by_density
 from skgp.priors import LogNormal
 from skgp.samplers import hamiltonian_monte_carlo
 from tests.reference.hyperparameters import grid_posterior
@@ -53,13 +53,14 @@ def grid_moments():
 def samples(sampler):
     """One run, which several tests look at."""
     rng = np.random.default_rng(2)
-    return sample_exact(two_parameters(), rng=rng, sampler=sampler, n_warmup=25, n_samples=100)
+    return sample_by_density(two_parameters(), rng=rng, sampler=sampler, n_warmup=25, n_samples=100)
 
 
 def test_importance_sampling_agrees_with_the_grid():
     mean, var, log_evidence = grid_moments()
     runs = [
-        sample_exact(two_parameters(), rng=child) for child in np.random.default_rng(1).spawn(4)
+        sample_by_density(two_parameters(), rng=child)
+        for child in np.random.default_rng(1).spawn(4)
     ]
     for run in runs:
         assert run.diagnostics["converged"] and not run.diagnostics["problems"]
@@ -87,7 +88,7 @@ def test_hmc_agrees_with_the_grid():
 
 def test_mode_and_density_of_the_samples_are_the_posteriors():
     target = two_parameters()
-    run = sample_exact(target, rng=np.random.default_rng(3), n_samples=64, target_ess=10)
+    run = sample_by_density(target, rng=np.random.default_rng(3), n_samples=64, target_ess=10)
     values = [target.log_density(u) for u in run.u[:5]]
     np.testing.assert_allclose(run.log_posterior[:5], values, rtol=1e-12)
     assert target.log_density(run.map_) > run.log_posterior.max() - 1e-3
@@ -96,9 +97,9 @@ def test_mode_and_density_of_the_samples_are_the_posteriors():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("sampler", ["importance", "hmc"])
-def test_sample_exact_runs_in_processes(sampler):
+def test_sample_by_density_runs_in_processes(sampler):
     def run(n_jobs):
-        return sample_exact(
+        return sample_by_density(
             two_parameters(), rng=np.random.default_rng(4), sampler=sampler, n_samples=32,
             n_warmup=10, n_jobs=n_jobs,
         )  # fmt: skip
@@ -111,7 +112,7 @@ def test_calls_are_more_frequent_the_more_rows():
     assert every == [25, 25, 6, 1, 1]
 
 
-def test_sample_exact_numbers_its_iterations_through_and_stops_on_the_mode():
+def test_sample_by_density_numbers_its_iterations_through_and_stops_on_the_mode():
     def run(last):
         seen = []
 
@@ -120,7 +121,9 @@ def test_sample_exact_numbers_its_iterations_through_and_stops_on_the_mode():
             assert math.isfinite(info["loss"])
             return iteration == last
 
-        return sample_exact(two_parameters(), rng=np.random.default_rng(6), callback=callback), seen
+        return sample_by_density(
+            two_parameters(), rng=np.random.default_rng(6), callback=callback
+        ), seen
 
     _, seen = run(None)
     assert seen == list(range(1, len(seen) + 1)) and len(seen) > 4
@@ -135,7 +138,7 @@ def test_a_chain_that_diverges_is_reported_and_left_out(monkeypatch):
         return replace(found, n_divergent=np.array([0, 6, 0, 1]))
 
     monkeypatch.setattr("skgp.learning.posterior.samples.hamiltonian_monte_carlo", one_astray)
-    run = sample_exact(
+    run = sample_by_density(
         two_parameters(), rng=np.random.default_rng(9), sampler="hmc", n_warmup=5, n_samples=20
     )
     assert run.chain.tolist() == [0] * 20 + [2] * 20 + [3] * 20
@@ -184,7 +187,7 @@ HARD = [(10, 0), (10, 7), (10, 10), (10, 25), (10, 20), (16, 8)]
 def test_no_spread_is_wrong_without_a_problem(n, seed):
     target, grid = problem(n, seed)
     for run_seed in (0, 1):
-        run = sample_exact(target, rng=np.random.default_rng(run_seed))
+        run = sample_by_density(target, rng=np.random.default_rng(run_seed))
         right = np.abs(ratios(run, grid) - 1).max() < 0.15
         assert right or run.diagnostics["problems"]
         assert abs(run.diagnostics["log_evidence"] - grid.log_evidence) < 0.15
@@ -192,7 +195,7 @@ def test_no_spread_is_wrong_without_a_problem(n, seed):
 
 def test_hmc_agrees_with_quadrature_on_a_posterior_of_shoulders():
     target, grid = problem(10, 25)
-    run = sample_exact(target, rng=np.random.default_rng(0), sampler="hmc")
+    run = sample_by_density(target, rng=np.random.default_rng(0), sampler="hmc")
     assert np.abs(ratios(run, grid) - 1).max() < 0.2 or run.diagnostics["problems"]
     error = grid.sd / np.sqrt(run.diagnostics["ess"])
     assert (np.abs(run.mean() - grid.mean) < 5 * error).all()
@@ -221,7 +224,7 @@ def test_all_modes_are_found_and_weighed():
     expected = margin[axis > valley].sum()
     assert 0.02 < expected < 0.98
     for seed in range(3):
-        run = sample_exact(target, rng=np.random.default_rng(seed))
+        run = sample_by_density(target, rng=np.random.default_rng(seed))
         found = run.weights[run.u[:, 1] > valley].sum()
         assert found == pytest.approx(expected, abs=5 * math.sqrt(expected * (1 - expected) / 400))
         np.testing.assert_allclose(ratios(run, grid), 1.0, atol=0.15)
@@ -256,7 +259,7 @@ def test_bounds_cut_the_posterior_off(sampler):
     grid = grid_posterior(X, y, priors, size=121)
     mean, sd = truncated(grid, ranges)
     target = posterior(bounded(ranges), X, y, priors)
-    run = sample_exact(target, rng=np.random.default_rng(0), sampler=sampler)
+    run = sample_by_density(target, rng=np.random.default_rng(0), sampler=sampler)
     assert run.diagnostics["converged"]
     assert ((run.u >= target.bounds[:, 0]) & (run.u <= target.bounds[:, 1])).all()
     # The grid has some ten points in the narrowest range.
@@ -271,10 +274,10 @@ def test_bounds_without_room_are_constants(width):
     X, y = sine_with_trend(16, 0)
     priors = wide_priors(X)
     narrow = posterior(bounded(((1.0, 1.0 + width), FREE, FREE)), X, y, priors)
-    run = sample_exact(narrow, rng=np.random.default_rng(0))
+    run = sample_by_density(narrow, rng=np.random.default_rng(0))
     assert run.diagnostics["converged"] and np.allclose(run.u[:, 0], 0.0, atol=1.01 * width)
     fixed = posterior(bounded(("fixed", FREE, FREE)), X, y, priors[1:])
-    other = sample_exact(fixed, rng=np.random.default_rng(0))
+    other = sample_by_density(fixed, rng=np.random.default_rng(0))
     sd = np.sqrt(other.covariance().diagonal())
     assert (np.abs(run.mean()[1:] - other.mean()) < 0.25 * sd).all()
 
@@ -305,7 +308,7 @@ def test_points_of_little_worth_leave_the_metric_to_the_mode(monkeypatch):
     for worth in (0.0, math.inf):
         monkeypatch.setattr(tuned, "PILOT_WORTH", worth)
         rng = np.random.default_rng(0)
-        sample_exact(two_parameters(), rng=rng, sampler="hmc", n_warmup=4, n_samples=25)
+        sample_by_density(two_parameters(), rng=rng, sampler="hmc", n_warmup=4, n_samples=25)
     mode = laplace_modes(two_parameters(), rng=np.random.default_rng(0))[0]
     assert seen[0][1] is not None and seen[1][1] is None
     np.testing.assert_allclose(seen[1][0], mode.spread, rtol=1e-3)
