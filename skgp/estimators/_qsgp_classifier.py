@@ -24,9 +24,12 @@ from skgp.inference.laplace import OnlineLaplace
 from skgp.inference.weights.posterior import AugmentedPosterior
 from skgp.kernels import has_spectral_density
 from skgp.kernels.scales import amplitude_range, scale_amplitude
-from skgp.learning.amplitude import refine_length_scales
-from skgp.learning.classification_hyperparameters import fit_classification_hyperparameters
+from skgp.learning.classification_hyperparameters import (
+    ClassificationSettings,
+    fit_classification_hyperparameters,
+)
 from skgp.learning.defaults import FEW_ROWS_MODERATION, SUBSET_ROWS
+from skgp.learning.label_scales import refine_length_scales
 from skgp.learning.plan import (
     Fit,
     Options,
@@ -380,9 +383,16 @@ class QSGPClassifier(QSGPMixin, StreamingGPClassifier):
             "row_weight": data.weight,
             "generator": generator,
         }
+        settings = ClassificationSettings(rescales=self.kernel is None)
         with session.stage("hyperparameters") as callback:
             found = fit_classification_hyperparameters(
-                kernels, data.X, data.y, likelihood=self._likelihood, callback=callback, **shared
+                kernels,
+                data.X,
+                data.y,
+                likelihood=self._likelihood,
+                settings=settings,
+                callback=callback,
+                **shared,
             )
             self.history_["hyperparameters"] = found.history
             refined = refine_length_scales(

@@ -1,4 +1,4 @@
-r"""Amplitude, length scales and moderation of a classifier's kernel, by held-out data.
+r"""Amplitude and moderation of a classifier's kernel, by held-out data.
 
 Hyper-parameters are learned on a subset; the evidence of a thousand observations favours smoother
 functions than many thousand support, and more of them support a larger amplitude. The features stay
@@ -20,7 +20,7 @@ leave one out
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -30,7 +30,6 @@ from torch import Tensor
 from skgp.data import replicates
 from skgp.inference.laplace import laplace_covariance
 from skgp.inference.newton import NewtonProblem, fit_newton, newton_problem
-from skgp.inference.weights.bases import WhitenedInducingBasis
 from skgp.inference.weights.design import StreamedDesign
 from skgp.inference.weights.posterior import AugmentedPosterior, ClassifierPosterior
 from skgp.kernels.scales import amplitude_range
@@ -41,17 +40,10 @@ from skgp.learning.defaults import (
     AMPLITUDES,
     LABEL_SHARE,
     LEAVE_ONE_OUT_FLOPS,
-    SCALE_AMPLITUDES,
-    SCALE_HELD_OUT,
-    SCALE_MAX_STEPS,
-    SCALE_POINTS,
-    SCALE_ROWS,
-    SCALE_STEP,
-    SCALE_TRAINING,
     SUBSET_ROWS,
 )
 from skgp.learning.plan import Options, Plan
-from skgp.learning.selection import choose, held_out_rows, improves
+from skgp.learning.selection import choose, held_out_rows
 from skgp.likelihoods import Bernoulli
 from skgp.linalg.cholesky import jittered_cholesky
 from skgp.optim.stopping import StopRecorder
@@ -231,7 +223,18 @@ def leave_one_out_moments(
             Phi = design.columns(design.blocks, rows).double()
             half = torch.linalg.solve_triangular(L, Phi.mT, upper=False)  # (m, b)
             variance[rows, j] = half.square().sum(0)
-    unit = torch.from_numpy(replicates(problem.X.cpu().numpy())).to(latent.device)
+    return without_own(problem.X, latent, variance, slope, curvature)
+
+
+def without_own(
+    X: Tensor, latent: Tensor, variance: Tensor, slope: Tensor, curvature: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Moments of f at each input X (n, d) without its own observations, by the formula above.
+
+    All (n, c): mode and variance of f, and l' and c of the weighted log-likelihood of each row;
+    those of equal inputs are added up here.
+    """
+    unit = torch.from_numpy(replicates(X.cpu().numpy())).to(latent.device)
     slope, curvature = (
         torch.zeros_like(part).index_add_(0, unit, part)[unit] for part in (slope, curvature)
     )
@@ -254,105 +257,3 @@ def _nearest_to_one(losses: dict[float, Tensor], weight: Tensor) -> float:
     ordered = sorted(losses, key=lambda a: abs(math.log(a)))
     tried = [losses[a] for a in ordered]
     return ordered[choose(tried, weight=weight, least_share=LABEL_SHARE)]
-
-
-# ---- length scales ----------------------------------------------------------------------------
-
-
-def refine_length_scales(
-    kernel,
-    X: Tensor,
-    Y: Tensor,
-    likelihood: Bernoulli,
-    *,
-    offset: Tensor,
-    row_weight: Tensor | None = None,
-    generator: torch.Generator,
-    callback: Callable[[int, dict], bool | None] | None = None,
-):
-    """Multiply all free length scales by the factor that predicts held-out data best.
-
-    A basis of moderate size is fitted to some ten thousand of the observations X (n, d), float64,
-    with labels Y (n, c), at two to five factors of the root of 2, every time for several amplitudes
-    at once: each ``O(16000 (1200^2 + 1200 d))``. The kernel stays as it is where it has no free
-    length scale, where there are fewer than 5000 observations, or where no factor is better by more
-    than its standard error. The callback is told the number of factors tried and the loss in nats
-    an observation; True ends the search with the best so far.
-    """
-    if len(X) < SCALE_ROWS or scaled(kernel, 0.9) is None:
-        return kernel
-    trial = _Trial(X, Y, likelihood, offset, row_weight, generator)
-    best, best_kernel = trial.density(kernel), kernel
-    n_tried = 1
-    for step in (1 / SCALE_STEP, SCALE_STEP):
-        improved = False
-        for _ in range(SCALE_MAX_STEPS):
-            if callback is not None and callback(n_tried, {"loss": -float(best.mean())}):
-                return best_kernel
-            candidate = scaled(best_kernel, step)
-            if candidate is None:
-                break
-            density = trial.density(candidate)
-            n_tried += 1
-            if not improves(-density, -best, least_share=LABEL_SHARE):
-                break
-            best, best_kernel, improved = density, candidate, True
-        if improved:
-            break
-    return best_kernel
-
-
-def scaled(kernel, factor: float):
-    """The kernel with all its free length scales times a factor; None if bounds forbid or none is.
-
-    A part with a fixed length scale forbids too: the proportions of the parts are to stay.
-    """
-    theta, position, found = kernel.theta.copy(), 0, False
-    for hyper in kernel.hyperparameters:
-        is_length = hyper.name.endswith("length_scale")
-        if is_length and hyper.fixed:
-            return None
-        if hyper.fixed:
-            continue
-        if is_length:
-            theta[position : position + hyper.n_elements] += np.log(factor)
-            found = True
-        position += hyper.n_elements
-    if not found or (theta < kernel.bounds[:, 0]).any() or (theta > kernel.bounds[:, 1]).any():
-        return None
-    return kernel.clone_with_theta(theta)
-
-
-class _Trial:
-    """Observations on which every factor is tried; the first ones are held out."""
-
-    def __init__(self, X, Y, likelihood, offset, row_weight, generator):
-        n = len(X)
-        self.n_held_out = min(SCALE_HELD_OUT, n // 4)
-        order = torch.randperm(n, generator=generator, device=generator.device)
-        order = order[: self.n_held_out + SCALE_TRAINING].to(X.device)
-        columns = some_columns(Y)
-        self.seed = int(torch.randint(2**31 - 1, (), generator=generator, device=generator.device))
-        self.X, self.Y, self.offset = X[order], Y[order][:, columns], offset[columns]
-        self.likelihood = likelihood
-        self.weight = (torch.ones_like(X[:, 0]) if row_weight is None else row_weight)[order]
-
-    def density(self, kernel) -> Tensor:
-        """Weighted held-out log densities, at the best amplitude, shape (p,)."""
-        h, k, c = self.n_held_out, self.Y.shape[1], len(SCALE_AMPLITUDES)
-        basis = WhitenedInducingBasis(kernel, self.X[h : h + SCALE_POINTS])
-        basis = basis.in_single_precision(self.X[:32])
-        design = StreamedDesign(basis, self.X, dtype=torch.float32)
-        problem = AmplitudeProblem(
-            design, self.X, self.Y, self.likelihood, self.offset, self.weight
-        )
-        fit = fit_newton(
-            problem.without(torch.arange(h), torch.arange(k), SCALE_AMPLITUDES),
-            loss_tol=1e-4,
-            preconditioner_rows=3_000,
-            generator=torch.Generator(self.X.device).manual_seed(self.seed),
-        )
-        latent = fit.latent[:h].unflatten(1, (c, k))
-        Y = self.Y[:h, None].expand_as(latent)
-        density = self.weight[:h, None] * self.likelihood.log_prob(Y, latent).mean(2)
-        return density[:, density.mean(0).argmax()] / self.weight[:h].mean()

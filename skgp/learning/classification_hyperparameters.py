@@ -38,6 +38,7 @@ from skgp.kernels.expression import WhiteKernel, split_noise
 from skgp.kernels.gram import gram_diag
 from skgp.learning.calibration import choose_moderation
 from skgp.learning.defaults import LABEL_NOISE, LABEL_NOISE_BOUNDS
+from skgp.learning.label_scales import rescale_few
 from skgp.learning.laplace_evidence import LaplaceEvidence, check_no_noise, laplace_predict
 from skgp.learning.latent_starts import latent_start, latent_structure
 from skgp.learning.search import HyperparameterFit, SearchSettings, fit_leave_one_out
@@ -62,6 +63,7 @@ class ClassificationSettings:
     max_free: int = 100  # longest vector of length scales that is fitted one by one
     ratio_std: float = 0.5  # of the log ratio of a length scale to the tied one, a priori
     scale_std: float = math.inf  # of logs of amplitudes and common factors, about their start
+    rescales: bool = False  # whether labels left out have the last word on these
     neighbor_rows: int = 20_000  # of the leave-one-out search at most; 0 leaves it out
     neighbor_search: SearchSettings = SearchSettings(n_neighbors=32, batch_size=96, n_steps=100)
 
@@ -117,7 +119,8 @@ def fit_classification_hyperparameters(
     ):
         if search.has_ratios(kernel) and not recorder.stopped:
             fits += refine(kernel)
-    return max(fits, key=lambda fit: fit.score)
+    found = max(fits, key=lambda fit: fit.score)
+    return found if recorder.stopped or not settings.rescales else search.rescaled(found)
 
 
 # ------------------------------------------------------------------------------------------- rows
@@ -148,9 +151,13 @@ def subset_rows(n: int, c: int, settings: ClassificationSettings) -> tuple[int, 
     """
     if n <= settings.few_rows:
         return n, 0
-    size = round(settings.subset_size * min(1.0, (2 / c) ** (1 / 3)))
-    size = min(size, 2 * n // 3)
+    size = min(rows_of(settings.subset_size, c), 2 * n // 3)
     return size, min(n - size, settings.n_score_rows)
+
+
+def rows_of(size: int, c: int) -> int:
+    """That many of one or two columns, fewer of c, which then cost no more than two."""
+    return round(size * min(1.0, (2 / c) ** (1 / 3)))
 
 
 # --------------------------------------------------------------------------------------- searches
@@ -172,6 +179,7 @@ class _Search:
         order = stratified_order(data.y, generator)
         self.subset = data.take(order[:size])
         self.held_out = data.take(order[size : size + n_held_out])
+        self.judged = data.take(order[: rows_of(settings.subset_size, c)])
         self.few = self.subset.take(slice(0, settings.screen_size))
         self.is_screened_on_few = len(self.few) < len(self.subset)
 
@@ -210,6 +218,18 @@ class _Search:
         found = self._leave_one_out(kernel, data)
         fit = self.tied(found)
         return [replace(fit, method="leave-one-out")]
+
+    def rescaled(self, fit: HyperparameterFit) -> HyperparameterFit:
+        """With the amplitude and the common factor of length scales that labels left out prefer."""
+        few = self.few.take(slice(0, rows_of(self.settings.screen_size, self.data.y.shape[1])))
+        model = self.likelihood, self.offset
+        found = rescale_few(fit.kernel, few, self.judged, *model, callback=self.callback)
+        if found is None:
+            return fit
+        kernel, moderation = found
+        objective = _Objective(self, kernel, np.zeros((kernel.n_dims, 0)), self.subset)
+        scored = self._scored(kernel, self.subset, objective)
+        return replace(scored, history=fit.history, moderation=moderation)
 
     @property
     def _share_of_evidence(self) -> float:

@@ -1,0 +1,158 @@
+"""Length scales and amplitude by labels left out, against dense fits without them."""
+
+import numpy as np
+import pytest
+import torch
+from scipy.stats import norm
+from sklearn.datasets import load_digits
+from sklearn.gaussian_process.kernels import RBF, ConstantKernel, Matern
+from sklearn.metrics import log_loss
+
+from skgp import QSGPClassifier
+from skgp.data import Data
+from skgp.learning import label_scales as module
+from skgp.learning.label_scales import (
+    left_out_losses,
+    refine_length_scales,
+    rescale_few,
+    scaled,
+)
+from skgp.likelihoods import Bernoulli
+from tests.reference import laplace_evidence as oracle
+from tests.reference.kernels import naive_gram
+
+ZERO = torch.zeros(1, dtype=torch.float64)
+
+
+def waves(n, seed=0):
+    """Labels of a function of length scale about 0.3 on the unit square, almost without noise."""
+    generator = torch.Generator().manual_seed(seed)
+    X = torch.rand(n, 2, generator=generator, dtype=torch.float64)
+    f = torch.sin(12 * X[:, 0]) + torch.sin(12 * X[:, 1])
+    return X, torch.where(f > 0, 1.0, -1.0).double()[:, None]
+
+
+# ---- few observations -------------------------------------------------------------------------
+
+
+def test_left_out_losses_are_of_a_dense_process_without_the_input():
+    X, Y = waves(30)
+    X[1] = X[0]  # observations of one input are left out together
+    weight = torch.linspace(0.5, 2.0, 30, dtype=torch.float64)
+    kernel = ConstantKernel(4.0) * RBF(0.4)
+    data = Data(X, Y, weight)
+    losses, moderation = left_out_losses(kernel, data, Bernoulli("probit"), ZERO + 0.2)
+    K = naive_gram(kernel, X.numpy()) + 1e-9 * np.eye(30)
+    y, w = Y[:, 0].numpy(), weight.numpy()
+    # A process of Gaussian numbers whose posterior is the approximation of all labels.
+    g = oracle.mode(K, y, link="probit", offset=0.2, weight=w)
+    W = w * oracle.curvature("probit", y, 0.2 + g)
+    z = g + w * oracle.slope("probit", y, 0.2 + g) / W
+    for i in range(30):
+        kept = np.delete(np.arange(30), [0, 1] if i < 2 else [i])
+        solved = np.linalg.solve(K[np.ix_(kept, kept)] + np.diag(1 / W[kept]), K[kept, i])
+        variance = moderation * (K[i, i] - K[kept, i] @ solved)
+        expected = norm.logcdf(y[i] * (0.2 + z[kept] @ solved) / np.sqrt(1 + variance))
+        assert -losses[i] == pytest.approx(expected, rel=1e-5)
+
+
+def test_a_kernel_of_few_labels_moves_where_labels_left_out_gain_and_stays_elsewhere():
+    X, Y = waves(150)
+    data, likelihood = Data(X, Y), Bernoulli()
+    smooth = ConstantKernel(4.0) * RBF([2.0, 4.0])
+    found, _ = rescale_few(smooth, data, data, likelihood, ZERO)
+    assert found.k2.length_scale[0] < 1.0
+    assert found.k2.length_scale[1] == pytest.approx(2 * found.k2.length_scale[0])
+    before, after = (left_out_losses(k, data, likelihood, ZERO)[0].mean() for k in (smooth, found))
+    assert after < before - 0.1
+    assert rescale_few(found, data, data, likelihood, ZERO) is None
+    assert rescale_few(smooth, data, data, likelihood, ZERO, callback=lambda *_: True) is None
+    fixed = ConstantKernel(4.0, "fixed") * RBF([2.0, 4.0], (1.9, 4.1))
+    assert rescale_few(fixed, data, data, likelihood, ZERO) is None
+    noise = Data(X, torch.from_numpy(np.random.default_rng(0).choice([-1.0, 1.0], (150, 1))))
+    assert rescale_few(ConstantKernel(1.0) * RBF(2.0), noise, noise, likelihood, ZERO) is None
+
+
+def test_digits_are_told_apart_by_a_kernel_that_labels_left_out_choose():
+    X, y = load_digits(return_X_y=True)
+    y = y % 2
+    model = QSGPClassifier(random_state=0).fit(X[:400], y[:400])
+    assert log_loss(y[400:], model.predict_proba(X[400:])) < 0.15  # by the evidence alone: 0.182
+
+
+# ---- many observations ------------------------------------------------------------------------
+
+
+def refine(kernel, X, Y, **options):
+    generator = torch.Generator().manual_seed(1)
+    return refine_length_scales(
+        kernel, X, Y, Bernoulli(), offset=ZERO, generator=generator, **options
+    )
+
+
+@pytest.fixture
+def small_trials(monkeypatch):
+    monkeypatch.setattr(module, "SCALE_ROWS", 500)
+    monkeypatch.setattr(module, "SCALE_TRAINING", 700)
+    monkeypatch.setattr(module, "SCALE_HELD_OUT", 300)
+    monkeypatch.setattr(module, "SCALE_POINTS", 150)
+
+
+@pytest.mark.parametrize(("start", "shorter"), [(2.0, True), (0.02, False)])
+def test_length_scales_move_towards_those_of_the_data(small_trials, start, shorter):
+    X, Y = waves(1000)
+    kernel = ConstantKernel(10.0) * RBF([start, 2 * start])
+    found = refine(kernel, X, Y).k2.length_scale
+    assert found[1] == pytest.approx(2 * found[0])
+    steps = np.log2(found[0] / start) * 2
+    assert steps == pytest.approx(round(steps)) and abs(steps) >= 1
+    assert (found[0] < start) == shorter
+
+
+def test_kernel_is_kept_where_nothing_is_better_or_free(small_trials):
+    X, Y = waves(1000)
+    kernel = ConstantKernel(10.0) * RBF([0.3, 0.3])
+    once = refine(kernel, X, Y)
+    assert refine(once, X, Y) == once
+    assert refine(kernel, X[:400], Y[:400]) is kernel  # few rows
+    fixed = ConstantKernel(10.0) * RBF([2.0, 2.0], "fixed")
+    assert refine(fixed, X, Y) is fixed
+
+
+def test_rows_of_no_weight_do_not_count(small_trials):
+    X, Y = waves(1000)
+    weight = torch.ones(1000, dtype=torch.float64)
+    weight[::2] = 1e-12
+    flipped = Y.clone()
+    flipped[::2] *= -1
+    kernel = ConstantKernel(10.0) * RBF([2.0, 2.0])
+    assert refine(kernel, X, Y, row_weight=weight) == refine(kernel, X, flipped, row_weight=weight)
+
+
+def test_callback_ends_the_search(small_trials):
+    X, Y = waves(1000)
+    kernel, calls = ConstantKernel(10.0) * RBF([2.0, 2.0]), []
+    found = refine(kernel, X, Y, callback=lambda i, info: calls.append(info["loss"]) or True)
+    assert found is kernel and len(calls) == 1 and np.isfinite(calls[0])
+
+
+def test_scaled_multiplies_every_length_scale_and_nothing_else():
+    kernel = ConstantKernel(2.0) * RBF([1.0, 3.0]) + ConstantKernel(0.5, "fixed") * Matern(4.0)
+    half = scaled(kernel, 0.5)
+    np.testing.assert_allclose(half.k1.k2.length_scale, [0.5, 1.5])
+    assert half.k2.k2.length_scale == pytest.approx(2.0)
+    assert half.k1.k1.constant_value == pytest.approx(2.0)
+    assert half.k2.k1.constant_value == 0.5
+
+
+@pytest.mark.parametrize(
+    "kernel",
+    [
+        RBF(1.0, "fixed"),
+        ConstantKernel(1.0),
+        RBF(1.0) + Matern(1.0, "fixed"),
+        RBF(1.0, (0.9, 2.0)),
+    ],
+)
+def test_scaled_is_none_where_proportions_or_bounds_forbid(kernel):
+    assert scaled(kernel, 0.5) is None
