@@ -18,6 +18,10 @@ better than either of its terms did: the second alone is noisy, the first alone 
 
 A kernel vector of more than ``max_free`` length scales is only ever moved as a whole.
 
+Of a kernel that an estimator chooses by itself (``rescales``) amplitude and common factor of the
+length scales may move once more, to what predicts labels left out
+(:mod:`skgp.learning.label_scales`).
+
 Labels that are few, or few of one class, say little of any of it: the likeliest f is then none at
 all, or one that follows each rare label. ``scale_std`` is for kernels that an estimator chooses by
 itself, whose start is a typical one: amplitude and common factor are drawn towards it.

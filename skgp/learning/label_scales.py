@@ -92,8 +92,8 @@ def rescale_few(
     found = _at(kernel, best)
     old, _ = left_out_losses(kernel, rows, likelihood, offset)
     new, moderation = left_out_losses(found, rows, likelihood, offset)
-    options = {"weight": _weight(rows), "least_share": LABEL_SHARE, "n_errors": LEFT_OUT_ERRORS}
-    return (found, moderation) if improves(new, old, **options) else None
+    options: dict[str, Any] = {"least_share": LABEL_SHARE, "n_errors": LEFT_OUT_ERRORS}
+    return (found, moderation) if improves(new, old, weight=_weight(rows), **options) else None
 
 
 def left_out_losses(
@@ -104,9 +104,9 @@ def left_out_losses(
     By Laplace's approximation, and the moderation of the posterior variance that predicts best.
     """
     X, Y = data.X, data.y
-    model = {"likelihood": likelihood, "offset": offset, "row_weight": data.weight}
+    model: dict[str, Any] = {"likelihood": likelihood, "offset": offset}
     try:
-        fit = LaplaceEvidence(kernel, X, Y, **model).fit(kernel.theta)
+        fit = LaplaceEvidence(kernel, X, Y, row_weight=data.weight, **model).fit(kernel.theta)
     except ValueError:  # a covariance that overflowed
         return torch.full_like(Y[:, 0], math.inf), 1.0
     mean, variance = laplace_predict(fit, kernel, X, X)
