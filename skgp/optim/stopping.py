@@ -129,7 +129,9 @@ class StopRecorder:
     def __call__(self, iteration: int, info: dict) -> bool:
         """Tell the callback; whether it has ever returned True."""
         self.n_calls += 1
-        if self.callback is not None and self.callback(self.n_calls, info):
+        if self.stopped or self.callback is None:  # told to stop, it is not asked again
+            return self.stopped
+        if self.callback(self.n_calls, info):
             self.stopped = True
         return self.stopped
 
