@@ -58,7 +58,8 @@ class QSGPClassifier(QSGPMixin, StreamingGPClassifier):
     Parameters
     ----------
     kernel : sklearn.gaussian_process.kernels.Kernel or None, default=None
-        Covariance of f, without WhiteKernel. None chooses among RBF and Matern kernels.
+        Covariance of f, without WhiteKernel. None chooses among RBF and Matern kernels by evidence
+        and held-out labels; labels left out then correct amplitude and length scales.
     basis : {"auto", "fourier", "inducing", "relevance"}, default="auto"
         Random Fourier features, kernels centred on inducing points (centres of clusters of the
         rows), or kernels centred on the few rows that the evidence keeps.

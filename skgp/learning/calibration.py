@@ -70,7 +70,7 @@ def choose_moderation(
     Y: Tensor,
     mean: Tensor,
     var: Tensor,
-    weight: Tensor,
+    weight: Tensor | None = None,
     *,
     separately: bool = False,
 ) -> tuple[float, dict[float, Tensor]]:

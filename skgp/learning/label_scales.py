@@ -50,6 +50,7 @@ from skgp.learning.laplace_evidence import LaplaceEvidence, laplace_predict
 from skgp.learning.selection import improves
 from skgp.likelihoods import Bernoulli
 from skgp.linalg.runtime import Callback
+from skgp.optim.stopping import StopRecorder
 
 # ---- few observations -------------------------------------------------------------------------
 
@@ -71,19 +72,16 @@ def rescale_few(
     number of kernels tried and their loss in nats an observation; True ends the search with the
     best so far.
     """
-    trials = 0
+    recorder = StopRecorder(callback)
 
     @cache
     def loss(place: tuple[int, int]) -> float:
-        nonlocal trials
         candidate = _at(kernel, place)
-        if candidate is None or trials == LEFT_OUT_TRIALS:
+        if candidate is None or recorder.stopped or recorder.n_calls == LEFT_OUT_TRIALS:
             return math.inf
         losses, _ = left_out_losses(candidate, few, likelihood, offset)
-        trials += 1
-        value = float(_weight(few) @ losses / few.total)
-        if callback is not None and callback(trials, {"loss": value}):
-            trials = LEFT_OUT_TRIALS
+        value = float(few.weighted_sum(losses)) / few.total
+        recorder(0, {"loss": value})
         return value if math.isfinite(value) else math.inf
 
     best = _lowest(loss)
@@ -93,7 +91,7 @@ def rescale_few(
     old, _ = left_out_losses(kernel, rows, likelihood, offset)
     new, moderation = left_out_losses(found, rows, likelihood, offset)
     options: dict[str, Any] = {"least_share": LABEL_SHARE, "n_errors": LEFT_OUT_ERRORS}
-    return (found, moderation) if improves(new, old, weight=_weight(rows), **options) else None
+    return (found, moderation) if improves(new, old, weight=rows.weight, **options) else None
 
 
 def left_out_losses(
@@ -111,7 +109,7 @@ def left_out_losses(
         return torch.full_like(Y[:, 0], math.inf), 1.0
     mean, variance = laplace_predict(fit, kernel, X, X)
     moments = without_own(X, mean, variance, fit.alpha, fit.root.square())
-    moderation, losses = choose_moderation(likelihood, Y, *moments, _weight(data))
+    moderation, losses = choose_moderation(likelihood, Y, *moments, data.weight)
     return losses[moderation], moderation
 
 
@@ -134,10 +132,6 @@ def _lowest(loss: Callable[[tuple[int, int]], float]) -> tuple[int, int]:
             while loss(place := (best[0] + move[0], best[1] + move[1])) < loss(best):
                 best, moved = place, True
     return best
-
-
-def _weight(data: Data) -> Tensor:
-    return torch.ones_like(data.y[:, 0]) if data.weight is None else data.weight
 
 
 # ---- many observations ------------------------------------------------------------------------

@@ -11,6 +11,7 @@ from sklearn.metrics import log_loss
 from skgp import QSGPClassifier
 from skgp.data import Data
 from skgp.learning import label_scales as module
+from skgp.learning.defaults import FEW_ROWS_MODERATION
 from skgp.learning.label_scales import (
     left_out_losses,
     refine_length_scales,
@@ -71,6 +72,28 @@ def test_a_kernel_of_few_labels_moves_where_labels_left_out_gain_and_stays_elsew
     assert rescale_few(fixed, data, data, likelihood, ZERO) is None
     noise = Data(X, torch.from_numpy(np.random.default_rng(0).choice([-1.0, 1.0], (150, 1))))
     assert rescale_few(ConstantKernel(1.0) * RBF(2.0), noise, noise, likelihood, ZERO) is None
+
+
+def test_a_gain_within_two_standard_errors_is_none(monkeypatch):
+    X, Y = waves(40)
+    data, smooth = Data(X, Y), ConstantKernel(4.0) * RBF([1.0, 1.0])
+    assert rescale_few(smooth, data, data, Bernoulli(), ZERO) is None
+    monkeypatch.setattr(module, "LEFT_OUT_ERRORS", 1.0)
+    found, moderation = rescale_few(smooth, data, data, Bernoulli(), ZERO)
+    (old, _), (new, best) = (left_out_losses(k, data, Bernoulli(), ZERO) for k in (smooth, found))
+    gain = (old - new).numpy()
+    assert 1 < gain.mean() / (gain.std(ddof=1) / np.sqrt(40)) < 2
+    assert moderation == best
+
+
+def test_few_labels_left_out_choose_the_moderation_too():
+    X, y = load_digits(return_X_y=True)
+    model = QSGPClassifier(random_state=0).fit(X[:150], y[:150] % 2)
+    target = torch.from_numpy(np.where(y[:150] % 2, 1.0, -1.0))[:, None]
+    data = Data(torch.from_numpy(X[:150]), target)
+    offset = torch.from_numpy(model.offset_)
+    _, moderation = left_out_losses(model.kernel_, data, Bernoulli("logit"), offset)
+    assert model.moderation_ == moderation != FEW_ROWS_MODERATION
 
 
 def test_digits_are_told_apart_by_a_kernel_that_labels_left_out_choose():

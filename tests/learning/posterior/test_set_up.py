@@ -273,13 +273,16 @@ def test_curvature_is_measured_with_a_point_left_out(generator):
 # ------------------------------------------------------------------------------- the start
 
 
-def test_find_start_is_near_the_mode(few_joint_rows, monkeypatch):
-    monkeypatch.setattr(tuned, "N_NEIGHBORS", 60)
-    posterior = make_posterior(200)
+@pytest.mark.parametrize(("n", "n_neighbors", "most"), [(200, 60, 2.0), (70, 69, 0.1)])
+def test_find_start_is_near_the_mode_and_with_all_neighbors_there(
+    few_joint_rows, monkeypatch, n, n_neighbors, most
+):
+    monkeypatch.setattr(tuned, "N_NEIGHBORS", n_neighbors)
+    posterior = make_posterior(n)
     start = find_start(posterior, np.random.default_rng(0))
     error, scales = whitened(posterior, start.u, start.covariance)
-    assert np.linalg.norm(error) < 3
-    assert scales.min() > 0.3 and scales.max() < 3
+    assert np.linalg.norm(error) < most
+    assert scales.min() > 1 / (1 + most) and scales.max() < 1 + most
 
 
 @pytest.mark.parametrize("given", [[], [np.full(4, 3.0)]])
