@@ -47,7 +47,7 @@ for axis, n in ((axes[1], 100_000), (axes[2], 2000)):
         f"n = {n}, {model.method_}: RMSE of f {error:.3f}, fit {fitted - start:.0f} s, 10000 "
         f"predictions {predicted - fitted:.1f} s, {model.kernel_}"
     )
-    print("   ", getattr(model, "estimator_", model).reason_)
+    print("   ", model.reason_)
 for axis in axes:
     axis.set(xticks=[], yticks=[])
 plt.show()
