@@ -16,8 +16,9 @@ of them: the posterior is that of Bayes' rule. Otherwise,
    held-out data better.
 3. *Objective.* It is minimised over q(u), "fixed" stops here; then, "joint", over everything.
 4. *Rows held out* of step 3 say when to stop the joint search, which can overfit, and whether it
-   gained anything; q(u) then learns from all rows. Step 2 saw them: the ELBO does not overfit.
-   After minibatches they also say how far the mean may move to that of least squares.
+   gained anything, and how far the noise may fall below that of the ELBO; q(u) then learns from
+   all rows. Step 2 saw them: the ELBO does not overfit. After minibatches they also say how far the
+   mean may move to that of least squares.
 
 =================================  ===========================================================
 paper                              here
@@ -70,7 +71,13 @@ from skgp.learning.sparse.objective import (
     split,
 )
 from skgp.learning.sparse.search import Training, blended, choose_blend, fit_all_rows, fit_minibatch
-from skgp.learning.sparse.start import grown, start_log_loss, start_state
+from skgp.learning.sparse.start import (
+    grown,
+    less_noise,
+    start_log_loss,
+    start_state,
+    with_noise_that_pays,
+)
 from skgp.linalg.runtime import require_memory
 
 History = dict[str, list[float]]
@@ -143,6 +150,7 @@ def _fit_watched(state: SparseState, problem: Problem, history: History) -> Spar
     """Steps 3 and 4 of a joint search with held-out rows."""
     kept, held_out = split(problem.data, problem.settings.validation_fraction, problem.generator)
     objective = _in_units_of(state, kept, problem.objective)
+    noisy = less_noise(state, objective)
     state = start_log_loss(state, kept, objective, problem.settings)
     # What the joint search has to beat: q(u) alone, with the hyper-parameters of the ELBO.
     state = minimise(state, kept, objective.of_posterior_alone, _briefly(problem)).state
@@ -152,7 +160,10 @@ def _fit_watched(state: SparseState, problem: Problem, history: History) -> Spar
     found = minimise(state, kept, objective, problem, watch)
     history["solve"], history["validation"] = found.history, watch.losses
     improved = improves(watch.best_rows, losses_before)
-    chosen, loss = (watch.best_state, watch.loss) if improved else (before, watch.losses[0])
+    chosen = watch.best_state if improved else before
+    if objective.learn_likelihood and objective.name == "log_loss":
+        chosen = with_noise_that_pays(chosen, noisy, held_out, objective)
+    loss = float(held_out_losses(chosen, objective, held_out).mean())
     return _finish(chosen, objective, loss, problem, history, (kept, held_out))
 
 

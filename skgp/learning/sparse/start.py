@@ -160,7 +160,7 @@ def broadened(state: SparseState, data: Data, objective: Objective) -> SparseSta
         narrowed = 1 / (1 + gain / tau)  # (c, M)
         var = (unexplained + (narrowed[:, None] @ squares)[:, 0]).mT
         divergence = 0.5 * (narrowed - 1 - narrowed.log()).sum()
-        for likelihood in _less_noise(state, objective):
+        for likelihood in less_noise(state, objective):
             made = objective.likelihood.with_parameters(likelihood)
             rows = share * objective.data_loss(made, some, mean, var)
             loss = float(rows + objective.beta * divergence)
@@ -173,7 +173,7 @@ def broadened(state: SparseState, data: Data, objective: Objective) -> SparseSta
     return replace(state, likelihood=chosen, root=root)
 
 
-def _less_noise(state: SparseState, objective: Objective) -> list[Tensor]:
+def less_noise(state: SparseState, objective: Objective) -> list[Tensor]:
     """Parameters of the likelihood with the variance of the noise, the first, made smaller."""
     if not (objective.learn_likelihood and len(state.likelihood)):
         return [state.likelihood]
@@ -181,3 +181,21 @@ def _less_noise(state: SparseState, objective: Objective) -> list[Tensor]:
     first = torch.eye(len(state.likelihood), dtype=low.dtype, device=low.device)[0]
     candidates = [state.likelihood + math.log(factor) * first for factor in defaults.LESS_NOISE]
     return [candidate.clamp(low, high) for candidate in candidates]
+
+
+def with_noise_that_pays(
+    state: SparseState, noisier: list[Tensor], held_out: Data, objective: Objective
+) -> SparseState:
+    """The state with the most noise, of that of the ELBO or less, that held-out rows let pass.
+
+    Under the log-loss uncertainty of f, which differs from place to place, takes the place of
+    noise. It is learned from the few rows near an inducing point, and where none of these is far
+    off it says that none ever will be: one gross error there costs hundreds of nats. Noise is what
+    may happen anywhere. `noisier` are the parameters of `less_noise`.
+    """
+    if not (objective.likelihood.is_additive and len(state.likelihood)):
+        return state
+    rest = state.likelihood[1:]
+    levels = [noise[:1] for noise in noisier if noise[0] > state.likelihood[0]]
+    tried = [replace(state, likelihood=torch.cat([level, rest])) for level in levels] + [state]
+    return tried[choose([held_out_losses(each, objective, held_out) for each in tried])]

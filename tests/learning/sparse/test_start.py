@@ -14,7 +14,13 @@ from skgp.inference.sparse import SparseState, natural_gradients
 from skgp.learning.sparse import defaults
 from skgp.learning.sparse.few_rows import best_evidence, has_evidence, other_starts
 from skgp.learning.sparse.objective import Objective, Problem, Settings
-from skgp.learning.sparse.start import broadened, grown, start_state
+from skgp.learning.sparse.start import (
+    broadened,
+    grown,
+    less_noise,
+    start_state,
+    with_noise_that_pays,
+)
 from skgp.likelihoods import Bernoulli, Gaussian, Laplace, Poisson, StudentT
 from skgp.optim.stopping import StopRecorder
 from tests.reference import sparse as dense
@@ -332,3 +338,20 @@ def test_points_grow_where_held_out_data_gain(length_scale, sizes):
     assert len(found.Z) in sizes
     assert (found is start) == (len(found.Z) == 12)
     assert grown(start, replace(problem, settings=Settings())) is start
+
+
+@pytest.mark.parametrize("size, raised", [(0.0, False), (3.0, True)])
+def test_with_noise_that_pays_covers_gross_errors_among_rows_held_out(size, raised):
+    """The noise of the bound where they are, that of the state where there are none."""
+    rng = np.random.default_rng(0)
+    X = torch.linspace(-1, 1, 200, dtype=torch.float64)[:, None]
+    y = 0.1 * torch.as_tensor(rng.standard_normal((200, 1)))
+    y[::50] += size
+    objective = Objective(Gaussian(0.1, bounds=(1e-4, 10.0)))
+    likelihood = objective.likelihood.initial(X)
+    state = SparseState.prior(RBF(1.0), likelihood, X[::20], ZERO)
+    state = state.with_posterior(state.mean, 0.1 * state.root)
+    low = replace(state, likelihood=torch.tensor([0.01], dtype=torch.float64).log())
+    found = with_noise_that_pays(low, less_noise(state, objective), Data(X, y), objective)
+    assert torch.equal(found.likelihood, likelihood if raised else low.likelihood)
+    assert torch.equal(found.root, low.root)
