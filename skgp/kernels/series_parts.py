@@ -42,7 +42,11 @@ class SeriesParts:
 
     def wander(self) -> Kernel:
         """A level that wanders: Brownian motion, but for a return that no forecast sees."""
-        return self._walk(0.03 * WANDER_SCALE * self.variance)
+        return self._walk(0.6 * WANDER_SCALE * self.variance)
+
+    def steady(self) -> Kernel:
+        """The same to begin with little."""
+        return self._walk(3e-6 * WANDER_SCALE * self.variance)
 
     def wander_to(self, cycles: float, n: int) -> Kernel:
         """One that follows half of a wave of so many cycles.

@@ -75,7 +75,7 @@ from skgp.inference.markov.states import InducingState, SeriesState
 from skgp.inference.markov.terms import Terms
 from skgp.learning.defaults import LEAST_EFFECT
 from skgp.learning.markov.averaging import averaged
-from skgp.learning.markov.choice import choose_kernel
+from skgp.learning.markov.choice import choose_kernel, settle
 from skgp.learning.markov.defaults import CHOICE_ITER, FAR, FEW_ADDITIVE_ROWS, PRIOR_START_NOISE
 from skgp.learning.markov.ends import averaged_state, state_of
 from skgp.learning.markov.minibatch import MinibatchElbo, fit_minibatches
@@ -189,7 +189,11 @@ def fit_series(
             options |= {"parameters": few.parameters, "knots": few.knots, "max_iter": 0}
             found = maximise([few.kernel], objective, likelihood, **options)
             return replace(found, n_iter=few.n_iter, history=few.history)
-        found = maximise([kernel, *others], objective, likelihood, **options)
+        near = several and knots is None and options["max_iter"] > 0  # where the choice ended
+        ends: dict[str, Any] = {"max_iter": max_iter, "tol": 1e-7, "callback": callback, **search}
+        found = (near and settle(kernel, objective, likelihood, start, **ends)) or maximise(
+            [kernel, *others], objective, likelihood, **options
+        )
         others[:] = found.components[1:]
         return found
 

@@ -12,6 +12,7 @@ import math
 from collections.abc import Callable
 
 import numpy as np
+from scipy.linalg import lapack
 
 from skgp.optim.defaults import ARMIJO, LONGEST_STEP, SHORTEST_STEP
 
@@ -40,7 +41,7 @@ def minimize_scored(
     if hessian is None or not math.isfinite(loss):
         return x, loss
     M = hessian()
-    d, slope, t = _step(M, x, gradient, low, high)
+    (d, slope, t), overshoots = _step(M, x, gradient, low, high), False
     for _ in range(max_evaluations):
         if -0.5 * slope < tol or t < SHORTEST_STEP:
             break
@@ -48,13 +49,15 @@ def minimize_scored(
         value, at_trial, hessian = function(trial)
         expected = float(gradient @ (trial - x))
         if value <= loss + ARMIJO * min(expected, 0.0):
-            x, loss, gradient = trial, value, at_trial
             M = M if hessian is None else hessian()
+            if overshoots:
+                M = _with_secant(M, trial - x, at_trial - gradient)
+            x, loss, gradient = trial, value, at_trial
             d, slope, t = _step(M, x, gradient, low, high)
         else:  # the parabola through the value and slope at x and the value of the trial
             excess = value - loss - expected
             best = -0.5 * expected / excess if math.isfinite(excess) and excess > 0 else 0.0
-            t *= min(max(best, 0.1), 0.5)
+            t, overshoots = t * min(max(best, 0.1), 0.5), True
         if tell(loss):
             break
     return x, loss
@@ -67,8 +70,27 @@ def _step(
     held = ((x <= low) & (gradient > 0)) | ((x >= high) & (gradient < 0))
     if held.any():
         free, d = np.flatnonzero(~held), np.zeros_like(gradient)
-        d[free] = -np.linalg.solve(M[np.ix_(free, free)], gradient[free])
+        d[free] = -_solve(M[np.ix_(free, free)], gradient[free])
     else:
-        d = -np.linalg.solve(M, gradient)
+        d = -_solve(M, gradient)
     longest = float(np.abs(d).max(initial=0.0))
     return d, float(gradient @ d), min(1.0, LONGEST_STEP / longest) if longest > 0 else 1.0
+
+
+def _with_secant(M: np.ndarray, s: np.ndarray, y: np.ndarray) -> np.ndarray:
+    """The BFGS update of M by the last step s, over which the gradient changed by y.
+
+    Left out where the curvature along the step is no more than M has there.
+    """
+    Ms, curvature = M @ s, float(s @ y)
+    if curvature <= s @ Ms:
+        return M
+    return M + np.outer(y, y) / curvature - np.outer(Ms, Ms) / (s @ Ms)
+
+
+def _solve(M: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """``M^-1 b``, by Cholesky where rounding leaves M positive definite."""
+    if not len(b):
+        return b
+    x, failed = lapack.dposv(M, b)[1:]
+    return np.linalg.solve(M, b) if failed else x

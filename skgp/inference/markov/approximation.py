@@ -28,7 +28,7 @@ def evidence_error(form: StateSpace, series: Series, noise: float) -> float:
     The root of E[Delta^2], or the size of Delta if that is larger, on the densest stretch of some
     consecutive times, taken for all: O(256^3). 0 for kernels with an exact form.
     """
-    if form.error() == 0:
+    if form.is_exact:
         return 0.0
     times, n = series.times.cpu(), len(series.times)
     m = min(n, ERROR_ROWS)
@@ -60,7 +60,7 @@ def _covariance_and_error(form: StateSpace, times: Tensor) -> tuple[Tensor, Tens
         own = form if len(parts) == 1 else state_space(part, tolerance=form.tolerance)
         exact = gram(part, times[:, None])
         K += exact
-        if own.error():
+        if not own.is_exact:
             approximate, _ = own.at().covariance(table.lags)
             error += torch.from_numpy(approximate.take(table.pairs)) - exact
     return K, error

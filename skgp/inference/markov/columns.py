@@ -31,7 +31,7 @@ from functools import cached_property
 
 import numpy as np
 import torch
-from scipy.linalg import lapack
+from scipy.linalg import blas, lapack
 from torch import Tensor
 
 from skgp.inference.markov.before_origin import backwards, until_origin
@@ -271,7 +271,8 @@ class DenseColumns:
 
     def whiten(self, C: Tensor) -> tuple[Tensor, Tensor]:
         """As of `SeriesColumns`."""
-        white, _ = lapack.dtrtrs(self._L, self._root[:, None] * C.numpy(), lower=True)
+        right = (self._root[:, None] * C.numpy()).T  # which needs no copy for Fortran
+        white = blas.dtrsm(1.0, self._L, right, side=1, lower=1, trans_a=1, overwrite_b=True).T
         return torch.from_numpy(white), torch.ones(len(C), dtype=C.dtype)
 
     def smooth(self, v: Tensor) -> Tensor:

@@ -87,6 +87,12 @@ class Series:
         """The same with times since an origin, by origin."""
         return {}
 
+    def with_values(self, values: Tensor) -> "Series":
+        """One value (m,) a time in place of the rows; distances are shared."""
+        other = Series(self.times, None, values, breaks=self.breaks)
+        other.__dict__.update(_lags=self._lags, _lags_since=self._lags_since)
+        return other
+
     @cached_property
     def total(self) -> float:
         """Sum of the weights of all rows."""
@@ -174,6 +180,7 @@ class LagTable:
     folded: np.ndarray | None = None  # (p,) the distance of each pair; None where it has its own
     since: np.ndarray | None = None  # (k,) time from an origin to the earlier of each pair
     known: dict = field(default_factory=dict)  # correlations (k,) at rates that are fixed
+    squares: dict = field(default_factory=dict)  # the same as matrices (m, m)
 
     def fold(self, upper: np.ndarray) -> np.ndarray:
         """Sums (k,) over the pairs (p,) of each distance."""

@@ -63,14 +63,6 @@ class DensePrior:
         sums = [table.fold(upper) for table in self._lags.tables]
         return np.array([0.0 if slope is None else slope @ sums[i] for i, slope in self._slopes])
 
-    def derivative(self, direction: np.ndarray) -> np.ndarray:
-        """Of K (m, m), along a direction (q,) in which some parameter moves."""
-        sums = list[Any]([None] * len(self._lags.tables))
-        for c, (i, slope) in zip(direction, self._slopes, strict=True):
-            if c and slope is not None:
-                sums[i] = c * slope if sums[i] is None else sums[i] + c * slope
-        return self._square(sums)
-
     def _square(self, values: Sequence[np.ndarray | None]) -> np.ndarray:
         """The matrix (m, m) of a function of distances, given its values of each table, or None."""
         pairs = zip(values, self._lags.tables, strict=True)
@@ -195,66 +187,6 @@ class DensePosterior:
         root, alpha = self._root, self._alpha
         # LAPACK leaves the lower triangle of the inverse, which is the upper one of its transpose.
         return alpha[:, None] * alpha - root[:, None] * self._inverse.T * root
-
-    def information(self, slopes: np.ndarray) -> np.ndarray:
-        r"""Fisher's information of p parameters and of the log noise, (p + 1, p + 1).
-
-        `slopes` (p, q) are the derivatives of the log parameters of the dynamics. It is
-        :math:`\tfrac12 \mathrm{tr}\, \Sigma^{-1} \dot\Sigma_i \Sigma^{-1} \dot\Sigma_j` with
-        :math:`\Sigma = K + \Omega^{-1}`; weights are positive, inverse to the noise. O(p m^3), in
-        float32, whose digits suffice for the first step of a search.
-        """
-        inverse = np.tril(self._inverse)
-        S = self._root[:, None] * (inverse + np.tril(inverse, -1).T) * self._root
-        by_noise = (S / self._root**2).astype(np.float32)  # a quotient of what float32 has not
-        S = S.astype(np.float32)
-        parts = [S @ self._prior.derivative(slope).astype(np.float32) for slope in slopes]
-        parts.append(by_noise)
-        found = np.empty((len(parts), len(parts)))
-        for i, right in enumerate(parts):
-            turned = np.ascontiguousarray(right.T)
-            found[i, : i + 1] = found[: i + 1, i] = [
-                0.5 * np.vdot(P, turned) for P in parts[: i + 1]
-            ]
-        return found
-
-    def average_information(self, slopes: np.ndarray) -> np.ndarray:
-        r"""The average information, (p + 1, p + 1), of the parameters of `information`.
-
-        .. math:: \tfrac12 (\dot\Sigma_i \alpha)^\top \Sigma^{-1} (\dot\Sigma_j \alpha), \qquad
-                  \alpha = \Sigma^{-1} y,
-
-        is the mean of Fisher's and the observed information where :math:`\Sigma` is linear in the
-        parameters: terms in :math:`\ddot\Sigma` are left out (Gilmour, Thompson and Cullis, 1995).
-        O(p m^2).
-        """
-        half = self._half(slopes)
-        return 0.5 * half.T @ half
-
-    def _half(self, slopes: np.ndarray, others: Sequence[DensePrior] = ()) -> np.ndarray:
-        r""":math:`L^{-1} \Omega^{1/2} \dot\Sigma_i \alpha`, (m, p + 1 + g); of others, their K."""
-        parts = [self._prior.derivative(slope) @ self._alpha for slope in slopes]
-        parts += [self._alpha / self._root**2, *(other.K @ self._alpha for other in others)]
-        return lapack.dtrtrs(self._L, (self._root * np.stack(parts)).T, lower=True)[0]
-
-    def gains(self, slopes: np.ndarray, others: Sequence[DensePrior], ridge: float) -> np.ndarray:
-        r"""Log evidence (g,) that each of other processes promises beside this one (Rao's score).
-
-        With :math:`u = \partial \log Z / \partial v` at variance :math:`v = 0` of the other
-        process, and A the average information of v and of the p + 1 parameters
-        :math:`\theta` of `information`, with a `ridge` for the latter,
-
-        .. math:: \frac{u^2}{2 (A_{vv} - A_{v \theta} A_{\theta \theta}^{-1} A_{\theta v})},
-
-        or 0 where u is negative: the variance is none. O(m^2 (p + g)).
-        """
-        u = np.array([other.contract(self._slope)[0] for other in others])
-        half = self._half(slopes, others)
-        A = 0.5 * half.T @ half
-        p = len(slopes) + 1
-        across, within = A[:p, p:], A[:p, :p] + ridge * np.eye(p)
-        left = A.diagonal()[p:] - (across * np.linalg.solve(within, across)).sum(0)
-        return np.maximum(u, 0.0) ** 2 / (2 * left)
 
     @cached_property
     def _inverse(self) -> np.ndarray:

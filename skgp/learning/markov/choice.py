@@ -17,8 +17,9 @@ References
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from types import MappingProxyType
 from typing import Any, cast
 
 import numpy as np
@@ -26,6 +27,7 @@ import torch
 from torch import Tensor
 
 from skgp.inference.markov.series import Series
+from skgp.inference.markov.short_gaussian import ShortEvidence, ShortSeries
 from skgp.kernels.hyperparameters import n_dims_of
 from skgp.learning.markov.defaults import (
     CHOICE_ITER,
@@ -50,6 +52,9 @@ from skgp.linalg.runtime import Callback
 from skgp.optim.bfgs import minimize_within
 from skgp.optim.defaults import N_PAIRS
 from skgp.optim.scoring import Scored, minimize_scored
+
+#: Of a search that is short.
+_SHORT = {"max_evaluations": CHOICE_ITER, "tol": CHOICE_NATS}
 
 
 def choose_kernel(
@@ -139,8 +144,11 @@ def _search_scale(
     """The best of several multiples of the length scales, or where a climb from it ends."""
     parameters = likelihood.initial(component.theta)
     thetas = component.scaled(_telling_scales(component, series))
+    loss = SeriesLoss.of(component, objective)
     values = [
-        objective([component.dynamics(theta)], parameters, tol=INNER * START_TOL).value
+        loss.value(np.append(theta, parameters))
+        if loss is not None
+        else objective([component.dynamics(theta)], parameters, tol=INNER * START_TOL).value
         for theta in thetas
     ]
     best = int(np.argmax(values))
@@ -182,7 +190,9 @@ def scored_climb(
     objective: Objective,
     likelihood: Likelihood,
     parameters: Tensor | None,
-    worth: float,
+    worth: float = -math.inf,
+    callback: Callback | None = None,
+    options: Mapping[str, Any] = MappingProxyType(_SHORT),
 ) -> Search | None:
     """The same by scoring; None where the information is not known in closed form.
 
@@ -194,7 +204,7 @@ def scored_climb(
         return None
     start, bounds = loss.start(likelihood, parameters)
     first = loss(start)
-    if not hasattr(first[-1], "information"):
+    if first[-1] is None:
         return None
     known = [first]
 
@@ -204,20 +214,44 @@ def scored_climb(
             found = known.pop() if known else loss(x)
         except ValueError:
             return math.inf, np.zeros_like(x), None
+        value, gradient, evidence = found
         kind = "information" if found is first else "average_information"
-        information = getattr(found[-1], kind, None)
-        return *found[:2], information and partial(_ridged, information, loss.slopes)
+        information = None if evidence is None else partial(loss.information, evidence, kind)
+        return value, gradient, information
 
-    def hopeless(least: float) -> bool:
+    def ends(least: float) -> bool:
         values.append(-least)
-        if len(values) < 3:
+        if callback is not None and callback(len(values), {"loss": least / objective.total}):
+            return True
+        risen = list(dict.fromkeys(values))  # steps that fell short gain nothing, and say nothing
+        if len(risen) < 3:
             return False
-        first, second, third = values[-3:]
+        first, second, third = risen[-3:]
         return third + OUTLOOK * max(second - first, third - second) < worth
 
-    options: dict[str, Any] = {"max_evaluations": CHOICE_ITER, "tol": CHOICE_NATS}
-    x, least = minimize_scored(function, start, bounds, tell=hopeless, **options)
+    x, least = minimize_scored(function, start, bounds, tell=ends, **options)
     return loss.search(x, -least, values)
+
+
+def settle(
+    component: Component,
+    objective: Objective,
+    likelihood: Likelihood,
+    parameters: Tensor | None,
+    *,
+    max_iter: int,
+    tol: float,
+    callback: Callback,
+) -> Search | None:
+    """`scored_climb` from near the maximum, to `tol` nats an observation."""
+    options: dict[str, Any] = {"tol": tol * objective.total, "max_evaluations": max_iter}
+    found = scored_climb(
+        component, objective, likelihood, parameters, callback=callback, options=options
+    )
+    if found is not None and not found.n_iter:  # it began there
+        found.n_iter, found.history = 1, [found.value / objective.total]
+        callback(1, {"loss": -found.history[0]})
+    return found
 
 
 class SeriesLoss:
@@ -227,17 +261,23 @@ class SeriesLoss:
     rows takes.
     """
 
-    def __init__(self, component: Component, assess: Callable, total: float) -> None:
-        self._component, self._assess, self._total = component, assess, total
-        self.slopes = cast(Tensor, component.slopes).T.numpy()  # (t, q) of the dynamics
+    def __init__(self, component: Component, evidence: Any) -> None:
+        self._component, self._evidence, self._total = component, evidence, evidence.total
+        self._short: ShortSeries | None = evidence.short(component.dynamics())
+        slopes = cast(Tensor, component.slopes).T.numpy()  # (t, q) of the dynamics
+        self._slopes = slopes
+        if self._short is not None:
+            moving = self._short.covariance.moving
+            self._slopes = np.zeros((len(slopes) + 1, len(moving) + 1))
+            self._slopes[:-1, :-1], self._slopes[-1, -1] = slopes[:, moving], 1.0
 
     @staticmethod
     def of(component: Component, objective: Objective) -> "SeriesLoss | None":
         """None where the evidence has no closed form, or the dynamics are not affine in theta."""
-        assess = getattr(single(objective), "assess", None)
-        if assess is None or component.slopes is None:
+        evidence = single(objective)
+        if not hasattr(evidence, "assess") or component.slopes is None:
             return None
-        return SeriesLoss(component, assess, objective.total)
+        return SeriesLoss(component, evidence)
 
     def start(
         self, likelihood: Likelihood, parameters: Tensor | None
@@ -249,13 +289,44 @@ class SeriesLoss:
         bounds = np.stack([np.concatenate(end) for end in ends], 1)
         return np.concatenate([theta, parameters]).clip(*bounds.T), bounds
 
-    def __call__(self, x: np.ndarray) -> tuple[float, np.ndarray, Any]:
-        """The loss, its gradient (t + 1,), and the posterior."""
+    def __call__(self, x: np.ndarray) -> tuple[float, np.ndarray, ShortEvidence | None]:
+        """The loss, its gradient (t + 1,), and what else is known of a short series."""
+        found = self.evidence(x)
+        if found is not None:
+            return -found.value, -(self._slopes @ found.gradient()), found
+        theta = torch.from_numpy(x[:-1])
         dynamics = self._component.affine_dynamics(x[:-1])
-        value, slope, q = self._assess([dynamics], math.exp(x[-1]), rough=True)
-        gradient = np.empty_like(x)
-        gradient[:-1], gradient[-1] = self.slopes @ q.gradients()[0].numpy(), slope
-        return -value, -gradient, q
+        value, slope, q = self._evidence.assess([dynamics], math.exp(x[-1]), rough=True)
+        gradient = np.append(self._component.pull(theta, q.gradients()[0]).numpy(), slope)
+        return -value, -gradient, None
+
+    def value(self, x: np.ndarray) -> float:
+        """The log evidence alone."""
+        found = self.evidence(x)
+        return -self(x)[0] if found is None else found.value
+
+    def evidence(self, x: np.ndarray) -> ShortEvidence | None:
+        """What is known at x of a short series, but for very little noise."""
+        if self._short is None:
+            return None
+        return self._short(self._component.affine(x[:-1]), math.exp(x[-1]))
+
+    def information(self, found: ShortEvidence, kind: str) -> np.ndarray:
+        """Information of that kind, (t + 1, t + 1), plus a ridge: a weak normal prior of x."""
+        information = getattr(found, kind)(self._slopes)
+        information.flat[:: len(information) + 1] += FISHER_RIDGE
+        return information
+
+    def gains(self, x: np.ndarray, other: Component, thetas: np.ndarray) -> np.ndarray | None:
+        """Nats that another process at thetas (g, t) promises beside that at x, (g,).
+
+        By `ShortEvidence.gains`; None where that is not known.
+        """
+        found, part = self.evidence(x), self._evidence.short(other.dynamics())
+        if found is None or part is None:
+            return None
+        K = np.stack([part.covariance.at(other.affine(theta)).K for theta in thetas])
+        return found.gains(self._slopes, K, FISHER_RIDGE)
 
     def an_observation(self, x: np.ndarray) -> tuple[float, np.ndarray]:
         """The loss an observation, and its gradient."""
@@ -273,33 +344,23 @@ class SeriesLoss:
 def promised_gain(found: Search, part: Component, objective: Objective) -> float:
     """Nats that a process beside those where a search ended promises, whatever its length scale.
 
-    By `DensePosterior.gains`; infinite where that is not known.
+    By `ShortEvidence.gains`; infinite where that is not known.
     """
-    evidence, (component, *_) = single(objective), found.components
-    if not hasattr(evidence, "dense_prior") or component.slopes is None or part.slopes is None:
-        return math.inf
-    _, _, q = evidence.assess([component.dynamics()], math.exp(float(found.parameters[0])))
-    if not hasattr(q, "gains"):
+    component, loss = found.components[0], SeriesLoss.of(found.components[0], objective)
+    if loss is None or part.slopes is None:
         return math.inf
     low, high = part.low[part.is_length_scale], part.high[part.is_length_scale]
     thetas = part.theta.repeat(N_SCORED, 1)
     share = torch.linspace(0, 1, N_SCORED + 2, dtype=torch.float64)[1:-1, None]
     thetas[:, part.is_length_scale] = low + share * (high - low)
-    priors = [evidence.dense_prior(part.dynamics(theta)) for theta in thetas]
-    return float(q.gains(component.slopes.T.numpy(), priors, FISHER_RIDGE).max())
+    gains = loss.gains(np.append(component.theta, found.parameters), part, thetas.numpy())
+    return math.inf if gains is None else float(gains.max())
 
 
 def single(objective: Any) -> Any:
     """The evidence of the only latent process, else None."""
     objectives = getattr(objective, "objectives", [objective])
     return objectives[0] if len(objectives) == 1 else None
-
-
-def _ridged(information: Callable[[np.ndarray], np.ndarray], slopes: np.ndarray) -> np.ndarray:
-    """The information (p + 1, p + 1) plus a ridge, a weak normal prior on the logarithms."""
-    found = information(slopes)
-    found.flat[:: len(found) + 1] += FISHER_RIDGE
-    return found
 
 
 def _telling_scales(component: Component, series: Series) -> Tensor:

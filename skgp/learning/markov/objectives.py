@@ -41,6 +41,7 @@ from skgp.inference.markov.additive_sites import RowsPosterior, condition_rows
 from skgp.inference.markov.inducing import fit_inducing
 from skgp.inference.markov.series import Series
 from skgp.inference.markov.short import DensePosterior, DensePrior
+from skgp.inference.markov.short_gaussian import ShortCovariance, ShortSeries
 from skgp.inference.markov.sites import SiteFit, climb, fit_sites, likelihood_gradient
 from skgp.inference.markov.smoother import Evidence, evidence
 from skgp.kernels.hyperparameters import with_theta
@@ -130,10 +131,10 @@ class Component:
         """Of the form, (q,), without a graph."""
         if self.slopes is None:
             return self.form.parameters(theta).detach()
-        return torch.from_numpy(self._affine(theta.numpy()))
+        return torch.from_numpy(self.affine(theta.numpy()))
 
-    def _affine(self, theta: np.ndarray) -> np.ndarray:
-        """The same in NumPy, where they are affine."""
+    def affine(self, theta: np.ndarray) -> np.ndarray:
+        """The same in NumPy, (q,), where they are affine."""
         return self._level.numpy() + cast(Tensor, self.slopes).numpy() @ (
             theta - self.theta.numpy()
         )
@@ -145,7 +146,7 @@ class Component:
 
     def affine_dynamics(self, theta: np.ndarray) -> Dynamics:
         """The same in NumPy, where the parameters are affine."""
-        return self.form.at(self._affine(theta), self._moving)
+        return self.form.at(self.affine(theta), self._moving)
 
     def pull(self, theta: Tensor, slope: Tensor) -> Tensor:
         """Gradient in theta of a function with gradient `slope` (q,) in the parameters."""
@@ -205,6 +206,10 @@ class ClosedForm:
         slope = 0.5 * (self._misfit(q, noise) / noise + q.spread - self.total)
         return q.log_normalizer + constant, slope, q
 
+    def short(self, process: Dynamics) -> ShortSeries | None:
+        """The same value as a function of the process's parameters, of a short series."""
+        return None
+
     def _condition(self, dynamics: Processes, noise: float, rough: bool = False) -> Any:
         """The posterior."""
         raise NotImplementedError
@@ -228,6 +233,16 @@ class GaussianEvidence(ClosedForm):
         """The covariance at all times, of a short series."""
         lags = self.series.lags_of(process)
         return None if lags is None else DensePrior(process, lags)
+
+    def short(self, process: Dynamics) -> ShortSeries | None:
+        """As of `ClosedForm`."""
+        lags = self.series.lags_of(process)
+        shapes = (p.has_shape for _, block in process.blocks for p in block.primitives)
+        if lags is None or any(shapes):
+            return None
+        _, counts, centre = self._arrays
+        covariance = ShortCovariance(process, lags)
+        return ShortSeries(covariance, centre, counts, self.total, self._squares)
 
     def _condition(
         self, dynamics: Processes, noise: float, rough: bool = False

@@ -33,7 +33,7 @@ References
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -61,7 +61,6 @@ from skgp.learning.markov.defaults import (
     WAVE_ENTRIES,
     WAVE_ROWS,
 )
-from skgp.learning.markov.search import Search
 
 _OVERSAMPLED = 4  # mathematical: frequencies a resolution
 _ROUNDING = 1e-12  # mathematical: of sums of squares
@@ -77,11 +76,11 @@ class Season:
 
 
 def propose_seasons(
-    series: Series, backgrounds: Callable[[Series], Sequence[Search]]
+    series: Series, backgrounds: Callable[[Series], list[tuple[Dynamics, float]]]
 ) -> Iterator[Season]:
     """Periods that stand out, the strongest first; none of short series.
 
-    `backgrounds` are what may be no season of a series.
+    `backgrounds` are what may be no season of a series: dynamics and noise.
     """
     times = series.times.cpu().numpy()
     y = (series.totals / series.counts).cpu().numpy()
@@ -91,9 +90,11 @@ def propose_seasons(
 
     def behind(x: np.ndarray, rest: np.ndarray) -> tuple[Series, list[tuple[Dynamics, float]]]:
         """Some values at times since the first; dynamics and noise of their backgrounds."""
-        part = make_series(torch.from_numpy(x + times[0]), torch.from_numpy(rest))
-        found = backgrounds(part)
-        return part, [(s.components[0].dynamics(), float(s.parameters[0].exp())) for s in found]
+        values = torch.from_numpy(rest)
+        whole = len(x) == len(t) and series.times.device == values.device
+        at = series.with_values(values) if whole else None
+        part = at or make_series(torch.from_numpy(x + times[0]), values)
+        return part, backgrounds(part)
 
     gaps = np.diff(t)
     step = float(np.median(gaps[gaps > 0]))
@@ -181,39 +182,41 @@ def _n_harmonics(frequency: np.ndarray, periods: list[float]) -> np.ndarray:
 def _gains(t: np.ndarray, y: np.ndarray, frequencies: np.ndarray, behind: Behind) -> np.ndarray:
     """Of waves, (f,): ratios of likelihoods at the likeliest of some backgrounds."""
     series, backgrounds = behind(t, y)
-    half = 0.5 * max(len(t) - 4, 1)
-    values, gains = [], []
+    half, given = 0.5 * max(len(t) - 4, 1), []
     for dynamics, noise in backgrounds:
         lags = series.lags_of(dynamics)
         columns = columns_of(dynamics, series.gaps_of(dynamics), series.counts / noise, lags)
-        misfit, explained = _explained(columns, t, series.y, frequencies)
-        value = -columns.half_log_det - 0.5 * len(t) * math.log(noise)
-        values.append(value - half * math.log(misfit))
-        share = (explained / misfit).clamp(max=1 - _ROUNDING)
-        gains.append(values[-1] - half * torch.log1p(-share))
-    return torch.stack(gains).amax(0).sub(max(values)).numpy()
-
-
-def _explained(
-    columns: SeriesColumns | DenseColumns, t: np.ndarray, y: Tensor, frequencies: np.ndarray
-) -> tuple[float, Tensor]:
-    """The sum of squares y' V^-1 y of y (n,), and how much of it waves explain, (f,)."""
-    since, found = torch.from_numpy(t), []
+        given.append((columns, -columns.half_log_det - 0.5 * len(t) * math.log(noise)))
+    since, found, best = torch.from_numpy(t)[:, None], [], -math.inf
     for some in torch.from_numpy(2 * math.pi * frequencies).split(max(1, WAVE_ENTRIES // len(t))):
-        phase = since[:, None] * some
-        v, g = columns.whiten(torch.cat([y[:, None], phase.cos(), phase.sin()], 1))
-        y_white, cosine, sine = v.split([1, len(some), len(some)], 1)
-        products = (
-            (cosine, y_white),
-            (sine, y_white),
-            (cosine, cosine),
-            (sine, sine),
-            (cosine, sine),
-        )
-        by, bz, A, B, C = (g @ (a * b) for a, b in products)
-        misfit = float(g @ y_white[:, 0] ** 2)
-        found.append(2 * _likelihood_ratio(by, bz, A, B, C, most=misfit))
-    return misfit, torch.cat(found)
+        phase = since * some
+        waves = torch.cat([series.y[:, None], phase.cos(), phase.sin()], 1)
+        white = torch.stack([_whitened(columns, waves) for columns, _ in given])
+        misfit, explained = _explained(white)
+        values = misfit.new_tensor([value for _, value in given]) - half * misfit.log()
+        share = (explained / misfit[:, None]).clamp(max=1 - _ROUNDING)
+        found.append((values[:, None] - half * torch.log1p(-share)).amax(0))
+        best = float(values.max())
+    return torch.cat(found).sub(best).numpy()
+
+
+def _whitened(columns: SeriesColumns | DenseColumns, waves: Tensor) -> Tensor:
+    """Columns (n, p) of unit precision."""
+    v, g = columns.whiten(waves)
+    return v if isinstance(columns, DenseColumns) else v * g.sqrt()[:, None]
+
+
+def _explained(white: Tensor) -> tuple[Tensor, Tensor]:
+    """The sums of squares of y, (b,), and how much of them waves explain, (b, f).
+
+    Whitened over b backgrounds: columns of `white` (b, n, 1 + 2 f) are y, cosines, and sines.
+    """
+    n_waves = white.shape[2] // 2
+    y, cosine, sine = white.split([1, n_waves, n_waves], 2)
+    products = (cosine, y), (sine, y), (cosine, cosine), (sine, sine), (cosine, sine)
+    by, bz, A, B, C = ((a * b).sum(1) for a, b in products)
+    misfit = y[..., 0].square().sum(1)
+    return misfit, 2 * _likelihood_ratio(by, bz, A, B, C, most=misfit[:, None])
 
 
 def _lomb(t: np.ndarray, y: np.ndarray, frequencies: np.ndarray) -> np.ndarray:
@@ -226,19 +229,19 @@ def _lomb(t: np.ndarray, y: np.ndarray, frequencies: np.ndarray) -> np.ndarray:
         by, bz = cosine @ values, sine @ values
         pairs = (cosine, cosine), (sine, sine), (cosine, sine)
         A, B, C = (torch.linalg.vecdot(*pair) for pair in pairs)
-        power.append(_likelihood_ratio(by, bz, A, B, C, most=float(values @ values)))
+        power.append(_likelihood_ratio(by, bz, A, B, C, most=values @ values))
     return torch.cat(power).numpy()
 
 
 def _likelihood_ratio(
-    by: Tensor, bz: Tensor, A: Tensor, B: Tensor, C: Tensor, most: float
+    by: Tensor, bz: Tensor, A: Tensor, B: Tensor, C: Tensor, most: Tensor
 ) -> Tensor:
     """b' [[A, C], [C, B]]^-1 b / 2 of cosine and sine at each frequency, (f,)."""
     both, det = B * by**2 - 2 * C * by * bz + A * bz**2, A * B - C**2
     # At the Nyquist frequency of a regular grid the sine is 0 at every time.
     alone = det <= _ROUNDING * (A + B) ** 2
     found = torch.where(alone, (by**2 + bz**2) / (A + B), both / det)
-    return 0.5 * found.nan_to_num(0.0).clamp(0.0, most)
+    return 0.5 * found.nan_to_num(0.0).clamp(min=0.0).minimum(most)
 
 
 def _spectrum(t: np.ndarray, y: np.ndarray, step: float) -> tuple[np.ndarray, np.ndarray]:

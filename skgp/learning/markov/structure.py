@@ -33,8 +33,9 @@ from torch import Tensor
 
 from skgp.inference.markov.series import Series
 from skgp.kernels.defaults import TREND_START
+from skgp.kernels.sde import Dynamics, StateSpace, state_space
 from skgp.kernels.series_parts import SeriesParts, total
-from skgp.learning.markov.choice import plain_climb, promised_gain, short_climb
+from skgp.learning.markov.choice import promised_gain, short_climb
 from skgp.learning.markov.defaults import (
     LEAST_WEIGHT,
     SCORE_OUTLOOK,
@@ -76,15 +77,16 @@ def with_structure(
 
     def climb(kernel: Any, start: Tensor | None = None, least: float = -math.inf) -> Search:
         """A search that may end where the criterion will not reach the least."""
-        part = Component(kernel)
+        part = Component.of(kernel)
         return short_climb(part, objective, likelihood, start, least + cost(part))
 
     trend = [make.trend(), make.wander()]
-    trending = plain_climb(Component(total(trend)), objective, likelihood)
+    trending = climb(total([make.trend(), make.steady()]))
+    # A varying level and a varying slope are two maxima: a wave has to stand out over the higher.
+    wandering = climb(total(trend), None, criterion(trending))
+    trending = max(trending, wandering, key=criterion)
     backgrounds = Backgrounds(trending, n, likelihood)
     trending, seasons = _with_seasons(trending, trend, series, backgrounds, climb, criterion)
-    if not seasons:  # a varying level and a varying slope are two maxima
-        trending = max(trending, climb(total(trend)), key=criterion)
     still = climb(best.kernel + make.constant(), best.parameters)
     if seasons:
         start = total([best.kernel, *seasons, make.constant()]), still.parameters
@@ -136,22 +138,33 @@ class Backgrounds:
     known: Search | None
     m: int
     likelihood: Likelihood
+    _stiff: list[StateSpace] | None = None  # of unit variance
 
-    def __call__(self, series: Series) -> list[Search]:
+    def __call__(self, series: Series) -> list[tuple[Dynamics, float]]:
         """Of the series or, where that is long, of its means in cells."""
-        make, n = parts_of(series), len(series.times)
-        noise = self.likelihood.initial(series.y).new_tensor([make.variance]).log()
-        stiff = [make.line() + make.wander_to(each, n) for each in STIFF_CYCLES]
-        searches = [Search([Component(each)], noise, -math.inf) for each in stiff]
-        return [self.fitted(series), *searches]
+        found, n = self.fitted(series), len(series.times)
+        if self._stiff is None:
+            make = replace(parts_of(series), variance=1.0)
+            kernels = [make.line() + make.wander_to(each, n) for each in STIFF_CYCLES]
+            self._stiff = [state_space(kernel) for kernel in kernels]
+        variance = parts_of(series).variance
+        pairs = [(_scaled(each, variance), variance) for each in self._stiff]
+        return [(found.components[0].dynamics(), float(found.parameters[0].exp())), *pairs]
 
     def fitted(self, series: Series) -> Search:
         """The trend."""
         if self.known is not None and len(series.times) == self.m:
             return self.known
         make = parts_of(series)
-        start = Component(make.trend() + make.wander())
-        return plain_climb(start, GaussianEvidence(series), self.likelihood)
+        start = Component(make.trend() + make.steady())
+        return short_climb(start, GaussianEvidence(series), self.likelihood)
+
+
+def _scaled(form: StateSpace, variance: float) -> Dynamics:
+    """The dynamics of a form, with all variances times one."""
+    parameters = form.parameters().clone()
+    parameters[: len(form.order)] += math.log(variance)
+    return form.at(parameters)
 
 
 def _without(found: Search, n_parts: int) -> Search:

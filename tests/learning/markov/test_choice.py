@@ -8,12 +8,11 @@ import torch
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel, Matern
 
 from skgp.inference.markov.series import make_series
-from skgp.inference.markov.short import DensePosterior
 from skgp.kernels import Cosine, LocalLinearTrend
-from skgp.learning.markov.choice import plain_climb, promised_gain, short_climb
-from skgp.learning.markov.defaults import CHOICE_ITER, CHOICE_NATS, CHOICE_TOL
+from skgp.learning.markov.choice import SeriesLoss, plain_climb, promised_gain, short_climb
+from skgp.learning.markov.defaults import CHOICE_ITER, CHOICE_NATS, CHOICE_TOL, FISHER_RIDGE
 from skgp.learning.markov.objectives import Component, GaussianEvidence
-from skgp.learning.markov.search import Climb, maximise
+from skgp.learning.markov.search import maximise
 from skgp.likelihoods import Gaussian
 
 LIKELIHOOD = Gaussian(0.1, bounds=(1e-8, 10.0))
@@ -27,6 +26,13 @@ KERNELS = {
 each_kernel = pytest.mark.parametrize("name", list(KERNELS))
 
 
+def informed(kind, component, objective):
+    """Where a search starts, and the information there, without the ridge."""
+    loss = SeriesLoss.of(component, objective)
+    at, _ = loss.start(LIKELIHOOD, None)
+    return at, loss.information(loss(at)[-1], kind) - FISHER_RIDGE * np.eye(len(at))
+
+
 def problem(n=50):
     rng = np.random.default_rng(0)
     x = np.sort(rng.uniform(0, 10, n)).round(1)  # some times are equal
@@ -37,17 +43,13 @@ def problem(n=50):
 @each_kernel
 def test_information_is_the_expected_curvature(name):
     objective, component = problem(), Component(KERNELS[name])
-    climb = Climb([component], objective, LIKELIHOOD)
-    q = climb.evaluate(climb.thetas(climb.start())[0], climb.start()).posterior
-    assert isinstance(q, DensePosterior)
-    found = q.information(component.slopes.T.numpy())
+    at, found = informed("information", component, objective)
     x, counts = objective.series.times.numpy()[:, None], objective.series.counts.numpy()
 
     def C(u):
         return component.kernel.clone_with_theta(u[:-1])(x) + np.diag(np.exp(u[-1]) / counts)
 
-    at, h = climb.start().numpy(), 1e-5
-    S = np.linalg.inv(C(at))
+    h, S = 1e-5, np.linalg.inv(C(at))
     steps = h * np.eye(len(at))
     products = [S @ (C(at + step) - C(at - step)) / (2 * h) for step in steps]
     expected = [[0.5 * np.trace(A @ B) for B in products] for A in products]
@@ -62,10 +64,9 @@ def test_information_takes_weights_that_single_precision_does_not():
     component, found = Component(KERNELS["matern"]), []
     for seen in (weight > 0, weight > 1e-20):
         columns = (torch.tensor(each[seen]) for each in (x, y, weight))
-        climb = Climb([component], GaussianEvidence(make_series(*columns)), LIKELIHOOD)
-        q = climb.evaluate(climb.thetas(climb.start())[0], climb.start()).posterior
-        slopes = component.slopes.T.numpy()
-        found.append([q.information(slopes), q.average_information(slopes)])
+        given = component, GaussianEvidence(make_series(*columns))
+        kinds = "information", "average_information"
+        found.append([informed(kind, *given)[1] for kind in kinds])
     for every, heavy in zip(*found, strict=True):  # the scale of noise is seen in each weight
         np.testing.assert_allclose(every[:-1, :-1], heavy[:-1, :-1], rtol=1e-5, atol=1e-12)
         assert np.isfinite(every).all()
@@ -74,10 +75,7 @@ def test_information_takes_weights_that_single_precision_does_not():
 @each_kernel
 def test_average_information_is_the_mean_of_the_observed_and_the_expected_one(name):
     objective, component = problem(), Component(KERNELS[name])
-    climb = Climb([component], objective, LIKELIHOOD)
-    at, h = climb.start().numpy(), 1e-5
-    q = climb.evaluate(climb.thetas(climb.start())[0], climb.start()).posterior
-    found = q.average_information(component.slopes.T.numpy())
+    (at, found), h = informed("average_information", component, objective), 1e-5
     x, series = objective.series.times.numpy()[:, None], objective.series
 
     def C(u):
@@ -92,6 +90,21 @@ def test_average_information_is_the_mean_of_the_observed_and_the_expected_one(na
     observed = np.array([[y @ S @ A @ S @ B @ S @ y for B in slopes] for A in slopes]) - fisher
     tol = 1e-3 if name == "rbf" else 1e-6  # RBF: six states
     np.testing.assert_allclose(found, (fisher + observed) / 2, rtol=tol, atol=tol)
+
+
+@each_kernel
+def test_the_loss_of_a_short_series_is_that_of_its_sites(name):
+    """By one factor of the covariance and by the sites' normaliser, gradients too."""
+    rng, objective = np.random.default_rng(1), problem()
+    component = Component(KERNELS[name])
+    loss = SeriesLoss.of(component, objective)
+    at = loss.start(LIKELIHOOD, None)[0] + 0.3 * rng.standard_normal(len(component.theta) + 1)
+    value, gradient, q = loss(at)
+    loss._short = None
+    expected, slopes, nothing = loss(at)
+    assert q is not None and nothing is None
+    assert value == pytest.approx(expected, abs=1e-6)
+    np.testing.assert_allclose(gradient, slopes, rtol=1e-6, atol=1e-6)
 
 
 @each_kernel
@@ -131,11 +144,10 @@ def test_searches_by_lbfgs_in_numpy_are_those_in_torch(name):
 def test_promised_gains_are_those_of_a_score_test(name):
     objective, component, noise = problem(), Component(KERNELS[name]), 0.02
     scales = [0.1, 0.7, 3.0]
-    others = [0.4 * Matern(scale, nu=0.5) for scale in scales]
-    priors = [objective.dense_prior(Component(each).dynamics()) for each in others]
-    _, _, q = objective.assess([component.dynamics()], noise)
-    slopes = component.slopes.T.numpy()
-    found = q.gains(slopes, priors, 0.01)
+    others = [ConstantKernel(0.4) * Matern(scale, nu=0.5) for scale in scales]
+    loss, part = SeriesLoss.of(component, objective), Component(others[0])
+    thetas = np.log([[0.4, scale] for scale in scales])
+    found = loss.gains(np.append(component.theta, math.log(noise)), part, thetas)
     x, series = objective.series.times.numpy()[:, None], objective.series
     y, counts = (series.totals / series.counts).numpy(), series.counts.numpy()
 
@@ -151,7 +163,7 @@ def test_promised_gains_are_those_of_a_score_test(name):
         A = np.array(
             [[0.5 * y @ S @ a @ S @ b @ S @ y for b in [*slopes, K]] for a in [*slopes, K]]
         )
-        A[:-1, :-1] += 0.01 * np.eye(len(slopes))
+        A[:-1, :-1] += FISHER_RIDGE * np.eye(len(slopes))
         expected = max(u, 0.0) ** 2 * np.linalg.inv(A)[-1, -1] / 2
         assert gain == pytest.approx(expected, rel=0.02 if name == "rbf" else 1e-4, abs=1e-7)
     assert max(found) > 0

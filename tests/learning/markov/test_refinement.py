@@ -9,7 +9,7 @@ from sklearn.gaussian_process.kernels import RBF, ExpSineSquared, Matern, Ration
 
 from skgp.inference.markov.approximation import evidence_error
 from skgp.inference.markov.series import make_series
-from skgp.kernels import gram, state_space
+from skgp.kernels import LocalLinearTrend, gram, state_space
 from skgp.likelihoods import Gaussian
 from skgp.linalg import NumericalWarning
 from skgp.models.state_space import fit_series
@@ -81,6 +81,8 @@ def test_evidence_error_is_that_of_drawn_series():
         errors.append(float(found) - dense)
     stated = evidence_error(form, make_series(x, y), noise)
     assert 0.4 < stated / np.std(errors) < 2.5
+    beside_a_trend = state_space(kernel + LocalLinearTrend(1e-9, 10.0, 1.0, origin=-1.0))
+    assert 0 < evidence_error(beside_a_trend, make_series(x, y), noise) < 2 * stated
 
 
 def test_what_cannot_be_refined_warns_with_the_figure():

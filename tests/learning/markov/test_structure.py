@@ -12,6 +12,7 @@ from skgp import StateSpaceGPRegressor
 from skgp.inference.markov.series import make_series
 from skgp.kernels import LocalLinearTrend
 from skgp.kernels.expression import summands
+from skgp.learning.markov import objectives
 from skgp.learning.markov.objectives import Component
 from skgp.learning.markov.seasons import _gains, _lomb, propose_seasons
 from skgp.learning.markov.structure import Backgrounds
@@ -241,3 +242,23 @@ def test_few_cycles_of_a_stationary_process_are_not_forecast_along_a_slope():
         model = StateSpaceGPRegressor().fit(t[:60, None], y[:60])
         errors.append(y[60:] - model.predict(t[60:, None]))
     assert np.sqrt(np.mean(np.square(errors))) < 1.2
+
+
+def test_a_series_without_noise_needs_no_filter(monkeypatch):
+    """Digits are lost where the variance exceeds that of a step ahead, not that of the noise."""
+    monkeypatch.setattr(objectives, "evidence", None)  # of the filter, 100 times the time
+    x = np.arange(60.0)
+    y = np.sin(2 * np.pi * x / 12) + 0.05 * x
+    fit = StateSpaceGPRegressor().fit(x[:, None], y)
+    new = np.arange(60.0, 80.0)
+    mean = fit.predict(new[:, None])
+    np.testing.assert_allclose(mean, np.sin(2 * np.pi * new / 12) + 0.05 * new, atol=0.01)
+
+
+def test_a_walk_has_no_season_beside_a_level_that_varies():
+    """Waves of walks stand out over a varying slope; they do not over a varying level."""
+    rng = np.random.default_rng([1, 150, 431])
+    t, e = np.arange(200.0), rng.standard_normal(200)
+    y = np.cumsum(0.1 + 0.5 * rng.standard_normal(200)) + 0.3 * e
+    fit = StateSpaceGPRegressor().fit(t[:150, None], y[:150])
+    assert "Cosine" not in str(fit.kernel_)
