@@ -7,6 +7,7 @@ import pytest
 from sklearn.exceptions import ConvergenceWarning
 
 import skgp
+from skgp.learning.posterior import defaults
 from tests.contracts.catalogue import streaming
 
 REGRESSORS = [
@@ -124,13 +125,14 @@ def test_stream_that_begins_with_one_class_learns_the_others(estimator):
     assert model.score(X, y) > 0.8
 
 
-def test_more_length_scales_than_points_of_a_round():
+def test_more_length_scales_than_points_of_a_round(monkeypatch):
     """Covariances of fewer points than hyper-parameters are singular."""
+    monkeypatch.setattr(defaults, "ROUND", 64)  # in 32 pairs
     rng = np.random.default_rng(0)
-    X = rng.standard_normal((60, 140))
-    y = X[:, 0] + 0.1 * rng.standard_normal(60)
+    X = rng.standard_normal((defaults.FEW + 5, 40))
+    y = X[:, 0] + 0.1 * rng.standard_normal(len(X))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)
-        model = skgp.BayesianGPRegressor(random_state=0, n_samples=512).fit(X, y)
+        model = skgp.BayesianGPRegressor(random_state=0, n_samples=128).fit(X, y)
     _, std = model.predict(X, return_std=True)
     assert np.isfinite(std).all() and (std > 0).all()

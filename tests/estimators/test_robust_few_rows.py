@@ -38,7 +38,14 @@ def loss(model, data):
 
 
 @pytest.mark.parametrize("estimator", [DLMGPRegressor, SWSGPRegressor, VecchiaGPRegressor])
-@pytest.mark.parametrize(("seed", "bound"), [(0, 0.33), (1, 0.22), (2, 0.34)])
+@pytest.mark.parametrize(
+    ("seed", "bound"),
+    [
+        pytest.param(0, 0.33, marks=pytest.mark.slow),
+        (1, 0.22),
+        pytest.param(2, 0.34, marks=pytest.mark.slow),
+    ],
+)
 def test_outliers_of_few_rows(estimator, seed, bound):
     data = draws(100, 3, RBF(3**0.5), outliers, seed)
     assert loss(estimator(likelihood="student_t", random_state=0), data) < bound

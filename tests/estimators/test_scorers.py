@@ -1,7 +1,11 @@
 """The scorer of log densities: whatever wraps an estimator, and what it refuses."""
 
+import pickle
+
 import numpy as np
 import pytest
+from joblib import parallel_config
+from sklearn.gaussian_process.kernels import RBF, WhiteKernel
 from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import GridSearchCV, cross_val_score
 from sklearn.pipeline import make_pipeline
@@ -74,11 +78,17 @@ def test_score_of_a_classifier_is_minus_the_log_loss(data):
 
 
 def test_grid_search_over_beta_and_points_runs_in_parallel(data):
-    """Far too much regularisation, or far too few points, is what it turns down."""
-    pipeline = scaled(DLMGPRegressor(max_iter=10, random_state=0))
+    """Far too much regularisation, or far too few points, is what it turns down.
+
+    By threads, which begin at once; processes need pickles besides.
+    """
+    kernel = RBF() + WhiteKernel(0.1)
+    pipeline = scaled(DLMGPRegressor(kernel, max_iter=10, random_state=0))
     grid = {"dlmgpregressor__beta": [100.0, 1.0], "dlmgpregressor__n_inducing": [2, 10]}
     search = GridSearchCV(pipeline, grid, scoring=log_predictive_density_scorer, cv=2, n_jobs=2)
-    search.fit(*data)
+    search = pickle.loads(pickle.dumps(search))
+    with parallel_config("threading"):
+        search.fit(*data)
     assert search.best_params_ == {"dlmgpregressor__beta": 1.0, "dlmgpregressor__n_inducing": 10}
     assert np.isfinite(search.cv_results_["mean_test_score"]).all()
     assert log_predictive_density_scorer(search, *data) > search.best_score_
