@@ -98,7 +98,7 @@ def propose_seasons(
 
     gaps = np.diff(t)
     step = float(np.median(gaps[gaps > 0]))
-    design = np.vander(2 * t / t[-1] - 1, 3)
+    design = _parabola(t)
     rest, found = y - design @ np.linalg.lstsq(design, y, rcond=None)[0], list[Season]()
     floor = LEAST_EXPLAINED * rest.var()
     for _ in range(MAX_SEASONS):
@@ -118,7 +118,8 @@ def propose_seasons(
         for j in range(2, most + 1):
             if _stands_out(frequencies, gain, j * frequency, t[-1], least):
                 orders.append(j)
-        frequency = _snapped(_refined(t, rest, frequency, orders), known, step, t[-1])
+        frequency = _refined(t, rest, frequency, orders)
+        frequency = _snapped(t, rest, frequency, known, step, behind)
         rest, variances = _without(t, rest, frequency, orders)
         if sum(variances) < floor:
             return
@@ -297,29 +298,51 @@ def _refined(t: np.ndarray, y: np.ndarray, peak: float, orders: list[int]) -> fl
         A, b = across @ designs, across @ (y[some] - y[some].mean())
         A += _ROUNDING * len(t) * np.eye(A.shape[1])  # at the Nyquist frequency the sine is 0
         explained = (b * np.linalg.solve(A, b[..., None])[..., 0]).sum(1)
-        peak = float(grid[int(np.argmax(explained))])
+        best = int(np.argmax(explained))
+        peak = float(grid[best])
+    if 0 < best < len(grid) - 1:  # the parabola through three
+        below, at, above = explained[best - 1 : best + 2]
+        peak += 0.5 * float((grid[1] - grid[0]) * (above - below) / (2 * at - below - above))
     return peak
 
 
-def _snapped(frequency: float, periods: list[float], step: float, span: float) -> float:
+def _snapped(
+    t: np.ndarray,
+    y: np.ndarray,
+    frequency: float,
+    periods: list[float],
+    step: float,
+    behind: Behind,
+) -> float:
     """That of a whole multiple of another period, or of the step, if it might as well be.
 
     Half a week is no whole number of days, but an overtone of the week is seen before the week.
+    Of steps a wave must be as likely, by Schwarz's penalty: few cycles with little noise tell.
     """
+    span = t[-1]
     for period in periods:
         for overtone in (1, 2, 3):
             whole = max(1, round(overtone / (frequency * period))) * period
             if abs(overtone / whole - frequency) < SNAP_TO_PERIOD / span:
                 return 1 / whole
     whole = max(1, round(1 / (frequency * step))) * step
-    return 1 / whole if abs(1 / whole - frequency) < SNAP_TO_STEP / span else frequency
+    if not 0 < abs(1 / whole - frequency) < SNAP_TO_STEP / span:
+        return frequency
+    some = slice(None, None, max(1, len(t) // WAVE_ROWS))
+    free, rounded = _gains(t[some], y[some], np.array([frequency, 1 / whole]), behind)
+    return 1 / whole if free - rounded < 0.5 * math.log(len(t)) else frequency
 
 
 def _waves(t: np.ndarray, frequencies: np.ndarray, orders: list[int]) -> np.ndarray:
-    """A constant, cosines and sines of harmonics of frequencies (f,) at times (n,), (f, n, p)."""
+    """A parabola, cosines and sines of harmonics of frequencies (f,) at times (n,), (f, n, p)."""
     phase = 2 * math.pi * frequencies[:, None, None] * np.multiply.outer(t, orders)
-    one = np.ones((*phase.shape[:2], 1))
-    return np.concatenate([one, np.cos(phase), np.sin(phase)], 2)
+    trend = np.broadcast_to(_parabola(t), (len(phase), len(t), 3))
+    return np.concatenate([trend, np.cos(phase), np.sin(phase)], 2)
+
+
+def _parabola(t: np.ndarray) -> np.ndarray:
+    """A basis of parabolas at times (n,) since the first, (n, 3)."""
+    return np.vander(2 * t / t[-1] - 1, 3)
 
 
 def _without(
@@ -328,5 +351,5 @@ def _without(
     """What harmonics leave of y, and the variance of each."""
     (design,) = _waves(t, np.array([frequency]), orders)
     weights = np.linalg.lstsq(design, y, rcond=None)[0]
-    squares = (weights[1:] ** 2).reshape(2, -1).sum(0) / 2
+    squares = (weights[3:] ** 2).reshape(2, -1).sum(0) / 2
     return y - design @ weights, squares.tolist()

@@ -262,3 +262,15 @@ def test_a_walk_has_no_season_beside_a_level_that_varies():
     y = np.cumsum(0.1 + 0.5 * rng.standard_normal(200)) + 0.3 * e
     fit = StateSpaceGPRegressor().fit(t[:150, None], y[:150])
     assert "Cosine" not in str(fit.kernel_)
+
+
+@pytest.mark.parametrize("period", [14.1, 28.3])
+def test_the_period_of_a_wave_without_noise_is_not_rounded(period):
+    """Of three and a half cycles, a step of a period between whole ones shows."""
+    t = np.arange(round(4.7 * period))
+    y = np.sin(2 * np.pi * t / period + 1.0)
+    n = round(3.5 * period)
+    fit = StateSpaceGPRegressor().fit(t[:n, None], y[:n])
+    mean, std = fit.predict(t[n:, None], return_std=True)
+    assert np.abs(mean - y[n:]).max() < 1e-3
+    assert (np.abs(mean - y[n:]) < 1.96 * std).mean() > 0.85
