@@ -32,10 +32,10 @@ demo: $(VENV)/.plot
 	$(BIN)/python examples/quickstart.py $(if $(DATA),--data "$(DATA)") $(if $(TARGET),--target "$(TARGET)")
 
 test: $(VENV)/.dev
-	$(BIN)/python -m pytest --numprocesses auto $(PYTEST_ARGS)
+	$(BIN)/python -m pytest --numprocesses auto --dist worksteal $(PYTEST_ARGS)
 
 test-fast: $(VENV)/.dev
-	$(BIN)/python -m pytest --numprocesses auto $(FAST) $(PYTEST_ARGS)
+	$(BIN)/python -m pytest --numprocesses auto --dist worksteal $(FAST) $(PYTEST_ARGS)
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .

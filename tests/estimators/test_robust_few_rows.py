@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from scipy.stats import gamma
-from sklearn.gaussian_process.kernels import RBF, Matern
+from sklearn.gaussian_process.kernels import RBF, Matern, WhiteKernel
 
 from skgp import DLMGPRegressor, StateSpaceGPRegressor, SWSGPRegressor, VecchiaGPRegressor
 from skgp.likelihoods import StudentT
@@ -130,5 +130,6 @@ def test_prior_of_a_likelihood_enters_every_search(estimator, options, monkeypat
 
     monkeypatch.setattr(StudentT, "log_prior", certain)
     X, y, *_ = draws(60, 1, RBF(1.0), outliers, seed=0)
-    model = estimator(likelihood="student_t", random_state=0, max_iter=60, **options).fit(X, y)
+    settings = {"likelihood": "student_t", "random_state": 0, "max_iter": 60, **options}
+    model = estimator(RBF(1.0) + WhiteKernel(0.1), **settings).fit(X, y)
     assert model.degrees_of_freedom_ == pytest.approx(12.0, rel=0.01)
