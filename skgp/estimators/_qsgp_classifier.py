@@ -28,7 +28,7 @@ from skgp.learning.classification_hyperparameters import (
     ClassificationSettings,
     fit_classification_hyperparameters,
 )
-from skgp.learning.defaults import FEW_ROWS_MODERATION, SUBSET_ROWS
+from skgp.learning.defaults import FEW_ROWS_MODERATION, SCALE_ROWS, SUBSET_ROWS
 from skgp.learning.label_scales import refine_length_scales
 from skgp.learning.plan import (
     Fit,
@@ -384,7 +384,8 @@ class QSGPClassifier(QSGPMixin, StreamingGPClassifier):
             "row_weight": data.weight,
             "generator": generator,
         }
-        settings = ClassificationSettings(rescales=self.kernel is None)
+        few = len(data) < SCALE_ROWS  # more correct the scales below
+        settings = ClassificationSettings(rescales=self.kernel is None and few)
         with session.stage("hyperparameters") as callback:
             found = fit_classification_hyperparameters(
                 kernels,

@@ -204,7 +204,9 @@ AMPLITUDE_HELD_OUT = 5_000
 """Observations held out, at most; as a share of all, a tenth."""
 
 SCALE_ROWS = 5_000
-"""Fewer observations hold no more than the search for hyper-parameters has seen."""
+"""Fewer observations hold no more than the search for hyper-parameters has seen: labels left out
+correct its scales. Both corrections in a row lose on many observations: log loss of the ten digits
+of MNIST, 60000 rows .0591 (.0559 without that by labels left out), 6000 rows .125 (.128)."""
 
 SCALE_TRAINING, SCALE_HELD_OUT, SCALE_POINTS = 12_000, 4_000, 1_200
 """Of a trial of length scales."""
