@@ -281,8 +281,9 @@ def components_predict_better(
 ) -> bool:
     """Whether rows held out are predicted better from principal components than from columns.
 
-    By fits of an SWSGP estimator with default kernels, and all else of the default size, and the
-    rule of :func:`skgp.learning.selection.choose`; the columns are the simpler.
+    By fits of the estimator with default kernels, and all else of the default size, and the rule of
+    :func:`skgp.learning.selection.choose`. The simpler are the columns of a regression, and the
+    components of classes: many columns of these are pixels, counts or spectra, as a rule.
     """
     labels = is_classifier(estimator)
     random = np.random.RandomState(seed)
@@ -308,5 +309,7 @@ def components_predict_better(
             density = trial.log_predictive_density(X[judged], y[judged], **asked)
             losses.append(-density.reshape(len(density), -1).mean(1))
     weight = None if sample_weight is None else sample_weight[judged]
-    share = LABEL_SHARE if labels else None
-    return improves(losses[1], losses[0], weight=weight, least_share=share)
+    columns, components = losses
+    if labels:
+        return not improves(columns, components, weight=weight, least_share=LABEL_SHARE)
+    return improves(components, columns, weight=weight)

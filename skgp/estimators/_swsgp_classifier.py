@@ -15,10 +15,6 @@ from skgp.data import Data
 from skgp.estimators._base import Backend, arrays, to_tensor
 from skgp.estimators._base_classifier import StreamingGPClassifier, coded_columns
 from skgp.estimators._fitting import FitSession
-from skgp.estimators._kernels import (
-    default_classification_kernels,
-    isotropic_classification_kernels,
-)
 from skgp.estimators._parameters import StrOptions, warn_at_bounds
 from skgp.estimators._reduction import INITIALISERS, class_centres, inducing_points
 from skgp.estimators._swsgp_common import SWSGPMixin
@@ -117,7 +113,8 @@ class SWSGPClassifier(SWSGPMixin, StreamingGPClassifier):
     projection : int, "auto" or None, default="auto"
         Principal components of X that the kernel sees in place of its columns, divided by their
         standard deviations if rows are predicted better by their neighbours then. "auto" is 50 with
-        ``kernel=None``, more than 50 columns and fewer neighbours than rows, else None.
+        ``kernel=None``, more than 50 columns and fewer neighbours than rows, unless these predict
+        labels held out better.
     class_weight : dict, "balanced" or None, default=None
         Weights of classes, which multiply those of rows.
     optimizer : "auto" or None, default="auto"
@@ -348,14 +345,6 @@ class SWSGPClassifier(SWSGPMixin, StreamingGPClassifier):
             self._append_kriging(data, backend)
         else:
             self._update_variational(data, self._likelihood, backend)
-
-    def _kernels(self, X: np.ndarray, sample_weight: np.ndarray | None) -> list[Kernel]:
-        if self.kernel is not None:
-            return [self._given_kernel(X)]
-        # Principal components share a unit.
-        projected = self._projection is not None
-        make = isotropic_classification_kernels if projected else default_classification_kernels
-        return make(X, sample_weight, link=self.likelihood)
 
     def _learn_kernel(
         self,

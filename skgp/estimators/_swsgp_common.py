@@ -8,23 +8,20 @@ from typing import Any
 
 import numpy as np
 import torch
-from sklearn.base import is_classifier
 from sklearn.gaussian_process.kernels import Kernel
 
 from skgp.blocks import MappedBlocks
 from skgp.data import Data
-from skgp.estimators._base import Backend, BaseGP, arrays, to_tensor
+from skgp.estimators._base import Backend, arrays, to_tensor
 from skgp.estimators._parameters import Auto, Interval, Option, StrOptions, options
+from skgp.estimators._projection import ProjectionMixin
 from skgp.estimators._reduction import (
     INITIALISERS,
     Projection,
-    components_predict_better,
     inducing_points,
-    principal_components,
     warn_of_few_rows,
 )
 from skgp.estimators.defaults import (
-    MANY_COLUMNS,
     POLISHED_SHARE,
     SWSGP_BLOCKS_INDUCING,
     SWSGP_MAX_INDUCING,
@@ -40,7 +37,7 @@ from skgp.linalg import warn_caller
 from skgp.models.swsgp import fit_swsgp
 
 
-class SWSGPMixin(BaseGP):
+class SWSGPMixin(ProjectionMixin):
     """Parameters, inducing points and predictions; an estimator adds the likelihood.
 
     The estimator has the parameters of ``_swsgp_constraints``.
@@ -56,7 +53,6 @@ class SWSGPMixin(BaseGP):
     neighbors: str
     solver: str
     polish: bool | Auto
-    projection: int | Auto | None
     max_iter: int | None
     tol: float
     learning_rate: float | None
@@ -77,7 +73,7 @@ class SWSGPMixin(BaseGP):
         "init": [StrOptions(set(INITIALISERS))],
         "neighbors": [StrOptions({"auto", "exact", "faiss"})],
         "solver": [StrOptions({"auto", "natural", "adam"})],
-        "projection": [Interval(Integral, 1, None, closed="left"), StrOptions({"auto"}), None],
+        **ProjectionMixin._projection_constraints,
         "polish": ["boolean", StrOptions({"auto"})],
         "max_iter": [Interval(Integral, 1, None, closed="left"), None],
         "tol": [Interval(Real, 0, None, closed="left")],
@@ -108,54 +104,11 @@ class SWSGPMixin(BaseGP):
     def _takes_blocks(self, n_columns: int) -> bool:
         return self.method == "variational"
 
-    def _projected(self, data: Data, targets: np.ndarray, backend: Backend) -> Data:
-        """Learn the projection that the parameters ask for and return the data as projected.
-
-        `targets` (n, c) tell whether the columns share a unit. ValueError if ``projection`` is more
-        than the number of columns.
-        """
-        X, weight = arrays(data)
-        d = X.shape[1]
-        asked = self.projection
-        if asked == "auto":
-            asked = (
-                MANY_COLUMNS if self._projection_helps(data, targets.shape[1], backend) else None
-            )
-        if asked is not None and asked > d:
-            raise ValueError(
-                f"projection={asked} is more than the {d} columns of X; give {d} or less, or None."
-            )
-        self._projection: Projection | None = None
-        if asked is not None:
-            self._projection = principal_components(
-                X,
-                min(asked, len(X), d),
-                weight,
-                targets=targets,
-                random_state=np.random.RandomState(backend.seed),
-            )
-        return replace(data, X=to_tensor(self._inputs(X)))
-
     def _projection_helps(self, data: Data, n_latent: int, backend: Backend) -> bool:
-        """Whether principal components are worth it: of many columns that not all rows share."""
+        """Not where all rows are neighbours: nothing is gained by fewer columns there."""
         n = len(data)
-        # Where all rows are neighbours nothing is gained by fewer columns.
         local = self._neighbors_of(n, each_row=n <= self._max_inducing(), n_latent=n_latent) < n
-        if self.kernel is not None or data.X.shape[1] <= MANY_COLUMNS or not local:
-            return False
-        if self._goes_on:
-            return self._projection is not None
-        if is_classifier(self):  # classes: of pixels and counts, as a rule
-            return True
-        X, weight = arrays(data)
-        exposure = None if data.offset is None else data.offset[:, 0].exp().numpy()
-        return components_predict_better(
-            self, X, data.y.numpy(), weight, exposure=exposure, seed=backend.seed
-        )
-
-    def _inputs(self, X: np.ndarray) -> np.ndarray:
-        """Rows of X as the kernel sees them."""
-        return X if self._projection is None else self._projection(X)
+        return local and super()._projection_helps(data, n_latent, backend)
 
     def _settings(self, n_points: int, n_rows: int) -> Settings:
         """How to fit, as the parameters say; ``n_neighbors_`` of as many points is set."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import torch
 
@@ -10,6 +12,7 @@ from skgp.estimators._base import Backend, arrays
 from skgp.estimators._base_classifier import BaseGPClassifier
 from skgp.estimators._fitting import FitSession
 from skgp.estimators._parameters import StrOptions, warn_at_bounds
+from skgp.estimators._projection import ProjectionMixin
 from skgp.estimators._vecchia_common import VecchiaMixin
 from skgp.estimators.defaults import VECCHIA_LABELS, VECCHIA_NEIGHBORS
 from skgp.inference.vecchia.latent_posterior import LatentPosterior
@@ -17,7 +20,7 @@ from skgp.likelihoods import Bernoulli
 from skgp.models.vecchia_laplace import fit_vecchia_classifier
 
 
-class VecchiaGPClassifier(VecchiaMixin, BaseGPClassifier):
+class VecchiaGPClassifier(ProjectionMixin, VecchiaMixin, BaseGPClassifier):
     r"""Gaussian process classification by Vecchia's approximation and Laplace's.
 
     The prior density of the latent function at all rows is a product of densities, each given H of
@@ -36,7 +39,8 @@ class VecchiaGPClassifier(VecchiaMixin, BaseGPClassifier):
     ----------
     kernel : sklearn.gaussian_process.kernels.Kernel or None, default=None
         Covariance of f, without WhiteKernel. None chooses among RBF and Matern kernels with one
-        length scale a column, or one for all components of a projection.
+        length scale a column, or one for all components of a projection; up to 2500 rows labels
+        left out then correct amplitude and length scales.
     n_neighbors : int, default=20
         H, of the rows before it that a row is given; all there are if that is fewer. Predictions
         use twice as many of all rows, at least one, which fade with their distance.
@@ -48,6 +52,10 @@ class VecchiaGPClassifier(VecchiaMixin, BaseGPClassifier):
         ``random_state``. "auto" is "maximin" for up to 4 columns, where it is quick to find.
     likelihood : {"logit", "probit"}, default="logit"
         The link, which makes probabilities of f.
+    projection : int, "auto" or None, default="auto"
+        Principal components of X that the kernel sees in place of its columns, divided by their
+        standard deviations if rows are predicted better by their neighbours then. "auto" is 50 with
+        ``kernel=None`` and more than 50 columns, unless these predict labels held out better.
     class_weight : dict, "balanced" or None, default=None
         Weights of classes, which multiply those of rows.
     optimizer : "auto" or None, default="auto"
@@ -81,6 +89,7 @@ class VecchiaGPClassifier(VecchiaMixin, BaseGPClassifier):
     n_neighbors_ : int
         H, at most the number of distinct rows less one.
     inducing_points_ : ndarray of shape (m, d)
+        In the coordinates of the projection, if there is one.
     n_inducing_ : int
     ordering_ : {"maximin", "random"}
     offset_ : ndarray of shape (1,) or (n_classes,)
@@ -138,6 +147,7 @@ class VecchiaGPClassifier(VecchiaMixin, BaseGPClassifier):
     _parameter_constraints: dict = {
         **BaseGPClassifier._parameter_constraints,
         **VecchiaMixin._vecchia_constraints,
+        **ProjectionMixin._projection_constraints,
         "likelihood": [StrOptions({"logit", "probit"})],
     }
 
@@ -153,6 +163,7 @@ class VecchiaGPClassifier(VecchiaMixin, BaseGPClassifier):
         n_inducing=None,
         ordering="auto",
         likelihood="logit",
+        projection="auto",
         class_weight=None,
         optimizer="auto",
         max_iter=4,
@@ -170,6 +181,7 @@ class VecchiaGPClassifier(VecchiaMixin, BaseGPClassifier):
         self.n_inducing = n_inducing
         self.ordering = ordering
         self.likelihood = likelihood
+        self.projection = projection
         self.class_weight = class_weight
         self.optimizer = optimizer
         self.max_iter = max_iter
@@ -187,12 +199,14 @@ class VecchiaGPClassifier(VecchiaMixin, BaseGPClassifier):
     def _learn(
         self, data: Data, session: FitSession, backend: Backend, *, stream: bool = False
     ) -> None:
+        Y = self._one_vs_rest(data)
+        data = self._projected(data, Y, backend)
         X, weight = arrays(data)
         kernels = self._kernels(X, weight)
         self._likelihood = Bernoulli(self.likelihood)
-        self._set_offset(self._one_vs_rest(data), weight, cautious=False)
+        self._set_offset(Y, weight, cautious=False)
         data = self._distinct(data, backend)
-        settings = self._settings(data)
+        settings = replace(self._settings(data), rescales=self.kernel is None)
         with session.stage("hyperparameters") as callback:
             fit = fit_vecchia_classifier(
                 kernels,
@@ -218,8 +232,8 @@ class VecchiaGPClassifier(VecchiaMixin, BaseGPClassifier):
     # ---- prediction ------------------------------------------------------------------------
 
     def _latent_mean(self, X: np.ndarray) -> np.ndarray:
-        return self._evaluate("mean", X)[0]
+        return self._evaluate("mean", self._inputs(X))[0]
 
     def _latent_mean_and_variance(self, X: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        mean, var = self._evaluate("mean_and_variance", X)
+        mean, var = self._evaluate("mean_and_variance", self._inputs(X))
         return mean, var

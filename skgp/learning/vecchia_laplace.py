@@ -33,6 +33,7 @@ from skgp.inference.vecchia.laplace import EvidenceTerms, LatentMode, evidence, 
 from skgp.inference.vecchia.root import VecchiaRoot
 from skgp.kernels.expression import split_noise
 from skgp.learning.classification_hyperparameters import (
+    ClassificationSettings,
     directions,
     fit_classification_hyperparameters,
     stratified_order,
@@ -181,8 +182,11 @@ def fit_latent_likelihood(
 
     `data` are float64, in the order of the approximation, y (n, c) of -1 and 1. The callback is
     called with (evaluation, {"loss": nats an observation}); True ends the search with what it has.
+    Where the dense approximation decides alone, amplitude and length scales are those by which it
+    predicts labels left out best, if the settings say so (:mod:`skgp.learning.label_scales`).
     """
     recorder = StopRecorder(callback)
+    alone = len(data) <= SearchSettings.exact_rows
     found = fit_classification_hyperparameters(
         kernels,
         data.X,
@@ -191,11 +195,12 @@ def fit_latent_likelihood(
         likelihood=likelihood,
         generator=generator,
         row_weight=data.weight,
+        settings=ClassificationSettings(rescales=settings.rescales and alone),
         callback=recorder,
     )
     kernel: Any = found.kernel
     history = list(found.history)
-    if recorder.stopped or kernel.n_dims == 0 or len(data) <= SearchSettings.exact_rows:
+    if recorder.stopped or kernel.n_dims == 0 or alone:
         return found
     order = stratified_order(data.y, generator)
     some = data.take(order[: settings.n_rows].sort().values)

@@ -9,7 +9,12 @@ from sklearn.datasets import load_digits, make_moons
 from sklearn.gaussian_process.kernels import RBF, DotProduct, Matern, WhiteKernel
 from sklearn.utils import shuffle
 
-from skgp import GaussianProcessClassifier, VecchiaGPClassifier, VecchiaGPRegressor
+from skgp import (
+    GaussianProcessClassifier,
+    SWSGPClassifier,
+    VecchiaGPClassifier,
+    VecchiaGPRegressor,
+)
 from skgp.inference.defaults import LATENT_JITTER
 from skgp.learning.defaults import COUPLINGS, MODERATIONS
 from skgp.models.vecchia_laplace import left_out
@@ -115,6 +120,49 @@ def test_ten_classes():
     assert mean.shape == var.shape == (5, 10)
     # The inputs, draws there and of u.
     assert len(pickle.dumps(model)) < 8 * 600 * (64 + 10 * 55) + 2_500_000
+
+
+def classes_of_two_columns(rng, n):
+    X = rng.standard_normal((n, 60))
+    return X, X[:, 0] + np.sin(2 * X[:, 1]) > 0
+
+
+def parities_of_pixels(rng, n):
+    X, y = load_digits(return_X_y=True)
+    return X[:n], y[:n] % 2
+
+
+@pytest.mark.parametrize(
+    ("make", "components"), [(classes_of_two_columns, False), (parities_of_pixels, True)]
+)
+@pytest.mark.parametrize(
+    "model",
+    [
+        VecchiaGPClassifier(n_inducing=50, random_state=0),
+        SWSGPClassifier(n_inducing=100, n_neighbors=16, max_iter=20, random_state=0),
+    ],
+    ids=lambda model: type(model).__name__,
+)
+def test_many_columns_are_projected_unless_labels_held_out_lose(model, make, components):
+    X, y = make(np.random.default_rng(0), 1300)
+    model = clone(model).fit(X[:300], y[:300])
+    assert (model.inducing_points_.shape[1] == 50) == components
+    given = clone(model).set_params(projection=None).fit(X[:300], y[:300])
+    losses = [-each.log_predictive_density(X[300:], y[300:]) for each in (model, given)]
+    worse = losses[0] - losses[1]
+    assert worse.mean() < 2 * worse.std() / np.sqrt(len(worse)) + 0.01
+    if components:
+        np.testing.assert_allclose(
+            model.predict_proba(X[:1]), model.predict_proba(X[:5])[:1], rtol=1e-12
+        )
+
+
+def test_few_pixels_are_told_apart_by_labels_left_out():
+    X, y = load_digits(return_X_y=True)
+    y = y % 2
+    model = VecchiaGPClassifier(random_state=0).fit(X[:200], y[:200])
+    density = model.log_predictive_density(X[200:], y[200:]).mean()
+    assert density > -0.26  # by the evidence alone: -0.293
 
 
 def test_search_raises_the_evidence(monkeypatch):
