@@ -29,17 +29,19 @@ class ProjectionMixin(BaseGP):
     projection: int | Auto | None
     _projection: Projection | None
 
-    def _projected(self, data: Data, targets: np.ndarray, backend: Backend) -> Data:
+    def _projected(
+        self, data: Data, targets: np.ndarray, backend: Backend, *, chooses: bool = True
+    ) -> Data:
         """Learn the projection that the parameters ask for and return the data as projected.
 
-        `targets` (n, c) tell whether the columns share a unit. ValueError if ``projection`` is more
-        than the number of columns.
+        `targets` (n, c) tell whether the columns share a unit. "auto" is None unless this `chooses`
+        one. ValueError if ``projection`` is more than the number of columns.
         """
         X, weight = arrays(data)
         d = X.shape[1]
         asked = self.projection
         if asked == "auto":
-            helps = self._projection_helps(data, targets.shape[1], backend)
+            helps = chooses and self._projection_helps(data, targets.shape[1], backend)
             asked = MANY_COLUMNS if helps else None
         if asked is not None and asked > d:
             raise ValueError(

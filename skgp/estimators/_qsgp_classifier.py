@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
+from numbers import Integral
 from typing import Any, cast
 
 import numpy as np
@@ -17,6 +18,7 @@ from skgp.estimators._base_classifier import StreamingGPClassifier
 from skgp.estimators._blocks import numbers_of_some
 from skgp.estimators._fitting import Callback, FitSession
 from skgp.estimators._parameters import StrOptions, options, warn_at_bounds
+from skgp.estimators._projection import ProjectionMixin
 from skgp.estimators._qsgp_common import CONSTRAINTS, QSGPMixin
 from skgp.estimators._reduction import cluster_centres
 from skgp.estimators._validation import one_vs_rest
@@ -47,7 +49,7 @@ _NO_WEIGHTS = (
 )
 
 
-class QSGPClassifier(QSGPMixin, StreamingGPClassifier):
+class QSGPClassifier(ProjectionMixin, QSGPMixin, StreamingGPClassifier):
     r"""Gaussian process classification with up to millions of basis functions.
 
     The latent function of class j is :math:`f_j(x) = o_j + \sum_r w_{rj} \phi_r(x)` with
@@ -68,6 +70,11 @@ class QSGPClassifier(QSGPMixin, StreamingGPClassifier):
         allows, at most 4096; 100000 for "sgd". Of "relevance", the rows that are candidates.
     likelihood : {"logit", "probit"}, default="logit"
         The link g.
+    projection : int, "auto" or None, default="auto"
+        Principal components of X that the kernel sees in place of its columns, divided by their
+        standard deviations if rows are predicted better by their neighbours then. "auto" is 50 with
+        ``kernel=None`` and more than 50 columns of arrays, unless these predict labels held out
+        better; None of "sgd", streams and blocks.
     solver : {"auto", "newton", "sgd"}, default="auto"
         Newton's method for the Laplace approximation, with conjugate gradients where the Hessian
         is large; or stochastic gradients of a variational bound (Theorem 3), whose iterations cost
@@ -104,7 +111,7 @@ class QSGPClassifier(QSGPMixin, StreamingGPClassifier):
         Of "sgd".
     warm_start : bool, default=False
         Start from the hyper-parameters of the last fit and, with "sgd", from its weights. Another
-        kernel, likelihood, basis, number of columns or set of classes begins anew.
+        kernel, likelihood, basis, projection, number of columns or set of classes begins anew.
     random_state : int, RandomState instance or None, default=None
     device : str or torch.device, default="auto"
         Of the fit and its predictions; "auto" is "cuda" where there is one and at least 500
@@ -197,6 +204,7 @@ class QSGPClassifier(QSGPMixin, StreamingGPClassifier):
         "solver": [StrOptions({"auto", "newton", "sgd"})],
         "bound": [StrOptions({"plug-in", "strict"})],
         "covariance": [StrOptions({"auto", "full", "chevron", "diagonal"})],
+        **ProjectionMixin._projection_constraints,
     }
 
     _option_rules = (
@@ -213,6 +221,7 @@ class QSGPClassifier(QSGPMixin, StreamingGPClassifier):
         basis="auto",
         n_basis=None,
         likelihood="logit",
+        projection="auto",
         solver="auto",
         bound="plug-in",
         covariance="auto",
@@ -239,6 +248,7 @@ class QSGPClassifier(QSGPMixin, StreamingGPClassifier):
         self.basis = basis
         self.n_basis = n_basis
         self.likelihood = likelihood
+        self.projection = projection
         self.solver = solver
         self.bound = bound
         self.covariance = covariance
@@ -314,6 +324,14 @@ class QSGPClassifier(QSGPMixin, StreamingGPClassifier):
             return
         if self.solver != "sgd" and self.basis != "relevance":
             data = merge_equal(data)
+        whole = rows is None and blocks is None
+        if isinstance(self.projection, Integral) and not whole:
+            raise ValueError(
+                f"projection={self.projection} needs all rows in memory; give arrays, not blocks, "
+                "or None."
+            )
+        chooses = whole and self.solver != "sgd"
+        data = self._projected(data, self._one_vs_rest(data), backend, chooses=chooses)
         given = self._coded_rows(data, cautious=False)
         data, generator = given.to(backend.device), backend.generator()
         found = self._learn_kernel(session, given, data, generator)
@@ -341,7 +359,8 @@ class QSGPClassifier(QSGPMixin, StreamingGPClassifier):
     def _start_stream(self, data: Data, session: FitSession, backend: Backend) -> None:
         """Learn from the first rows of a stream what all its rows will share."""
         # A row of each kind more: a class that comes late must not have an infinite offset.
-        given = self._coded_rows(data, cautious=True)
+        projected = self._projected(data, self._one_vs_rest(data), backend, chooses=False)
+        given = self._coded_rows(projected, cautious=True)
         rows = given.to(backend.device)
         found = self._learn_kernel(session, given, rows, backend.generator())
         plan = streaming_classification(self._plan(), len(rows), found.kernel)
@@ -361,7 +380,8 @@ class QSGPClassifier(QSGPMixin, StreamingGPClassifier):
         self._update(data, backend)
 
     def _update(self, data: Data, backend: Backend) -> None:
-        rows = replace(data, y=to_tensor(self._one_vs_rest(data))).to(backend.device)
+        X = to_tensor(self._inputs(data.X.numpy()))
+        rows = replace(data, X=X, y=to_tensor(self._one_vs_rest(data))).to(backend.device)
         self._online.update(rows.X, rows.y, rows.weight)
         posterior = self._online.posterior()
         augmented = self.augment and self.basis_ == "inducing"
@@ -463,10 +483,10 @@ class QSGPClassifier(QSGPMixin, StreamingGPClassifier):
     # ---- prediction ------------------------------------------------------------------------
 
     def _latent_mean(self, X):
-        return self._evaluate("mean", X)[0]
+        return self._evaluate("mean", self._inputs(X))[0]
 
     def _latent_mean_and_variance(self, X):
-        return self._evaluate("mean_and_variance", X)
+        return self._evaluate("mean_and_variance", self._inputs(X))
 
 
 def _coded(data: Data, *, n_classes: int) -> Data:

@@ -272,3 +272,35 @@ def test_evidence_and_bound_are_those_of_the_last_fit(moons):
     assert not hasattr(model, "log_marginal_likelihood_value_") and not hasattr(model, "elbo_")
     model.set_params(basis="relevance", solver="auto", covariance="auto", n_basis=None).fit(X, y)
     assert np.isfinite(model.log_marginal_likelihood_value_)
+
+
+# ---- principal components ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"solver": "sgd", "max_iter": 20, "warm_start": True}, {"basis": "relevance"}]
+)
+def test_components_asked_for_are_what_the_kernel_sees(options):
+    rng = np.random.default_rng(0)
+    X = rng.standard_normal((150, 6)) * [9, 7, 5, 1, 1, 1]
+    y = X[:, 0] > 0
+    model = QSGPClassifier(1.0 * RBF(5.0), projection=3, random_state=0, **options)
+    Z = (X - X.mean(0)) @ np.linalg.svd(X - X.mean(0), full_matrices=False)[2][:3].T
+    alike = QSGPClassifier(1.0 * RBF(5.0), random_state=0, **options).fit(Z, y)
+    for _ in range(2):  # the second with a warm start
+        model.fit(X, y)
+        np.testing.assert_allclose(model.score(X, y), alike.score(Z, y), atol=0.02)
+        if not options:
+            expected = alike.predict_proba(Z)
+            np.testing.assert_allclose(model.predict_proba(X), expected, atol=1e-3)
+
+
+def test_a_stream_keeps_the_components_of_its_first_rows():
+    rng = np.random.default_rng(0)
+    X = rng.standard_normal((200, 6)) * [9, 7, 5, 1, 1, 1]
+    y = X[:, 0] > 0
+    model = QSGPClassifier(projection=2, random_state=0)
+    model.partial_fit(X[:100], y[:100], classes=[False, True]).partial_fit(X[100:], y[100:])
+    assert model.score(X, y) > 0.9
+    with pytest.raises(ValueError, match="projection=7 is more than the 6 columns of X; give 6"):
+        QSGPClassifier(projection=7).fit(X, y)
