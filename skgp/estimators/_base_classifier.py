@@ -77,11 +77,7 @@ from skgp.estimators._blocks import (
     training_blocks,
 )
 from skgp.estimators._fitting import fit_context, fit_session, within_limits
-from skgp.estimators._kernels import (
-    default_classification_kernels,
-    isotropic_classification_kernels,
-    refuse_noise,
-)
+from skgp.estimators._kernels import default_classification_kernels, refuse_noise
 from skgp.estimators._parameters import StrOptions
 from skgp.estimators._validation import (
     base_rate_offset,
@@ -369,12 +365,9 @@ class BaseGPClassifier(ClassifierMixin, BaseGP):
 
     def _kernels(self, X: np.ndarray, sample_weight: np.ndarray | None) -> list[Kernel]:
         """Kernels of f to choose among: the one given, or the default ones."""
-        if self.kernel is not None:
-            return [self._given_kernel(X)]
-        # Principal components share a unit.
-        projected = getattr(self, "_projection", None) is not None
-        make = isotropic_classification_kernels if projected else default_classification_kernels
-        return make(X, sample_weight, link=self.likelihood)
+        if self.kernel is None:
+            return default_classification_kernels(X, sample_weight)
+        return [self._given_kernel(X)]
 
     def _given_kernel(self, X: np.ndarray) -> Kernel:
         kernel = super()._given_kernel(X)

@@ -7,9 +7,14 @@ from numbers import Integral
 from typing import Any
 
 import numpy as np
+from sklearn.gaussian_process.kernels import Kernel
 
 from skgp.data import Data
 from skgp.estimators._base import Backend, BaseGP, arrays, to_tensor
+from skgp.estimators._kernels import (
+    default_classification_kernels,
+    isotropic_classification_kernels,
+)
 from skgp.estimators._parameters import Auto, Interval, StrOptions
 from skgp.estimators._reduction import (
     Projection,
@@ -73,3 +78,17 @@ class ProjectionMixin(BaseGP):
     def _inputs(self, X: np.ndarray) -> np.ndarray:
         """Rows of X as the kernel sees them."""
         return X if self._projection is None else self._projection(X)
+
+
+class ProjectedClassifierMixin(ProjectionMixin):
+    """The same, with default kernels that suit what they see."""
+
+    likelihood: str
+
+    def _kernels(self, X: np.ndarray, sample_weight: np.ndarray | None) -> list[Kernel]:
+        if self.kernel is not None:
+            return [self._given_kernel(X)]
+        # Principal components share a unit.
+        projected = self._projection is not None
+        make = isotropic_classification_kernels if projected else default_classification_kernels
+        return make(X, sample_weight, link=self.likelihood)

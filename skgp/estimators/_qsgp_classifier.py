@@ -18,7 +18,7 @@ from skgp.estimators._base_classifier import StreamingGPClassifier
 from skgp.estimators._blocks import numbers_of_some
 from skgp.estimators._fitting import Callback, FitSession
 from skgp.estimators._parameters import StrOptions, options, warn_at_bounds
-from skgp.estimators._projection import ProjectionMixin
+from skgp.estimators._projection import ProjectedClassifierMixin
 from skgp.estimators._qsgp_common import CONSTRAINTS, QSGPMixin
 from skgp.estimators._reduction import cluster_centres
 from skgp.estimators._validation import one_vs_rest
@@ -49,7 +49,7 @@ _NO_WEIGHTS = (
 )
 
 
-class QSGPClassifier(ProjectionMixin, QSGPMixin, StreamingGPClassifier):
+class QSGPClassifier(ProjectedClassifierMixin, QSGPMixin, StreamingGPClassifier):
     r"""Gaussian process classification with up to millions of basis functions.
 
     The latent function of class j is :math:`f_j(x) = o_j + \sum_r w_{rj} \phi_r(x)` with
@@ -204,7 +204,7 @@ class QSGPClassifier(ProjectionMixin, QSGPMixin, StreamingGPClassifier):
         "solver": [StrOptions({"auto", "newton", "sgd"})],
         "bound": [StrOptions({"plug-in", "strict"})],
         "covariance": [StrOptions({"auto", "full", "chevron", "diagonal"})],
-        **ProjectionMixin._projection_constraints,
+        **ProjectedClassifierMixin._projection_constraints,
     }
 
     _option_rules = (

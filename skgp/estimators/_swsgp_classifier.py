@@ -16,6 +16,7 @@ from skgp.estimators._base import Backend, arrays, to_tensor
 from skgp.estimators._base_classifier import StreamingGPClassifier, coded_columns
 from skgp.estimators._fitting import FitSession
 from skgp.estimators._parameters import StrOptions, warn_at_bounds
+from skgp.estimators._projection import ProjectedClassifierMixin
 from skgp.estimators._reduction import INITIALISERS, class_centres, inducing_points
 from skgp.estimators._swsgp_common import SWSGPMixin
 from skgp.estimators.defaults import (
@@ -40,7 +41,7 @@ from skgp.learning.local.hyperparameters import (
 from skgp.likelihoods import Bernoulli
 
 
-class SWSGPClassifier(SWSGPMixin, StreamingGPClassifier):
+class SWSGPClassifier(ProjectedClassifierMixin, SWSGPMixin, StreamingGPClassifier):
     r"""Sparse-within-sparse Gaussian process classification: many inducing points, few a row.
 
     The latent function of class j is a GP around :math:`o_j`, which predicts the base rate, and

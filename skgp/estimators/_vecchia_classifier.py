@@ -12,7 +12,7 @@ from skgp.estimators._base import Backend, arrays
 from skgp.estimators._base_classifier import BaseGPClassifier
 from skgp.estimators._fitting import FitSession
 from skgp.estimators._parameters import StrOptions, warn_at_bounds
-from skgp.estimators._projection import ProjectionMixin
+from skgp.estimators._projection import ProjectedClassifierMixin
 from skgp.estimators._vecchia_common import VecchiaMixin
 from skgp.estimators.defaults import VECCHIA_LABELS, VECCHIA_NEIGHBORS
 from skgp.inference.vecchia.latent_posterior import LatentPosterior
@@ -20,7 +20,7 @@ from skgp.likelihoods import Bernoulli
 from skgp.models.vecchia_laplace import fit_vecchia_classifier
 
 
-class VecchiaGPClassifier(ProjectionMixin, VecchiaMixin, BaseGPClassifier):
+class VecchiaGPClassifier(ProjectedClassifierMixin, VecchiaMixin, BaseGPClassifier):
     r"""Gaussian process classification by Vecchia's approximation and Laplace's.
 
     The prior density of the latent function at all rows is a product of densities, each given H of
@@ -147,7 +147,7 @@ class VecchiaGPClassifier(ProjectionMixin, VecchiaMixin, BaseGPClassifier):
     _parameter_constraints: dict = {
         **BaseGPClassifier._parameter_constraints,
         **VecchiaMixin._vecchia_constraints,
-        **ProjectionMixin._projection_constraints,
+        **ProjectedClassifierMixin._projection_constraints,
         "likelihood": [StrOptions({"logit", "probit"})],
     }
 
