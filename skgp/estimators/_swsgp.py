@@ -17,6 +17,7 @@ from skgp.estimators._parameters import StrOptions, warn_at_bounds
 from skgp.estimators._regression_likelihood import LikelihoodGPRegressor
 from skgp.estimators._swsgp_common import SWSGPMixin
 from skgp.estimators.defaults import SWSGP_EXACT_ROWS, SWSGP_FULL_ROWS
+from skgp.inference.defaults import LOCAL_JITTER
 from skgp.inference.neighbors.kriging import KrigingModel
 from skgp.kernels.expression import split_noise
 from skgp.learning.local.hyperparameters import search_hyperparameters
@@ -379,6 +380,7 @@ class SWSGPRegressor(SWSGPMixin, LikelihoodGPRegressor, StreamingGPRegressor):
                 data,
                 self._make_likelihood(WhiteKernel()),
                 generator=backend.generator(),
+                jitter=LOCAL_JITTER if self.method == "variational" else 0.0,
                 callback=callback,
             )
         self.history_["hyperparameters"] = found.history

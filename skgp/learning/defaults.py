@@ -40,6 +40,9 @@ FARTHEST = 1.0
 
 #: Variances of the noise to begin with, relative to that of standardised targets.
 NOISE_GRID = (1e-3, 1e-2, 1e-1, 0.5)
+#: Shares of the variance of f, and of its length scales, where jitter exceeds the noise: smooth
+#: functions of 2600 rows in three columns without noise, whose amplitude 100 falls to about 3.
+VARIANCE_SHARES, LENGTH_SHARES = (0.1, 1e-2, 1e-3), (1.0, 0.5, 0.25)
 #: Rows of a series, at most twice as many, on which other starts of a search are looked at: 24
 #: evaluations of a dense evidence, .05 s.
 SERIES_START_ROWS = 200

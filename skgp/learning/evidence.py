@@ -207,7 +207,7 @@ def slope_(inverse: Any, alpha: Any) -> Any:
 
 
 def leave_one_out_log_density(
-    kernel, data: Data, rows: Tensor, neighbors: Tensor, theta: Tensor
+    kernel, data: Data, rows: Tensor, neighbors: Tensor, theta: Tensor, *, jitter: float = 0.0
 ) -> Tensor:
     """Log-density of all that was observed at each row given its neighbours, noise included.
 
@@ -215,7 +215,8 @@ def leave_one_out_log_density(
     (:class:`_LastGivenOthers`).
 
     `rows` (b,) and `neighbors` (b, k) are indices; the densities (b,), in nats, are differentiable
-    in `theta` (n_theta,). ``O(b k^3)``.
+    in `theta` (n_theta,). `jitter` is further noise of the neighbours, relative to the variances of
+    f. ``O(b k^3)``.
     """
     signal, white = split_noise(kernel)
     if white is None:
@@ -224,7 +225,11 @@ def leave_one_out_log_density(
     noise = theta.new_tensor(white.noise_level) if log_noise is None else log_noise.exp()
     group = torch.cat([neighbors, rows[:, None]], dim=1)  # (b, k + 1)
     K = gram(signal, data.X[group], theta=theta_signal, method="expand")
-    K = K + torch.diag_embed(data.row_noise(noise)[group])
+    added = data.row_noise(noise)[group]
+    if jitter:
+        own = jitter * K.diagonal(dim1=-2, dim2=-1)
+        added = added + torch.cat([own[:, :-1], torch.zeros_like(own[:, -1:])], dim=1)
+    K = K + torch.diag_embed(added)
     return _LastGivenOthers.apply(K, data.y[group]) + data.log_power(noise)[rows]
 
 

@@ -31,12 +31,13 @@ from torch import Tensor
 from skgp.data import Data, random_rows
 from skgp.inference.neighbors.search import MultiscaleSearch
 from skgp.kernels.expression import split_noise
+from skgp.kernels.gram import gram_diag
 from skgp.learning.defaults import LEAST_EFFECT, SCORED_NUMBERS
 from skgp.learning.evidence import leave_one_out_log_density
 from skgp.learning.kernel_choice import choose_kernel, fit_families, maximise_evidence
 from skgp.learning.kernel_family import ChoiceSettings
 from skgp.learning.selection import improves
-from skgp.learning.starts import likeliest_start, starts, with_noises
+from skgp.learning.starts import likeliest_start, starts, with_less_variance, with_noises
 from skgp.linalg.runtime import Callback
 from skgp.optim.loop import Adam
 from skgp.optim.stopping import StopRecorder
@@ -77,6 +78,7 @@ class SearchSettings:
     max_candidates: int = 60_000  # rows among which neighbours are searched
     n_score_rows: int = 2048  # on which candidates are compared,
     n_compared: int | None = None  # by so many neighbours; None by `n_neighbors`
+    jitter: float = 0.0  # of the model of neighbours to come, relative to the variances of f
 
 
 def fit_hyperparameters(
@@ -186,7 +188,11 @@ class _Comparison:
         """Of observations of these rows given their neighbours, as `leave_one_out_densities`."""
         k = self.settings.n_compared or self.settings.n_neighbors
         place = self.data, rows, self.candidates, k
-        return leave_one_out_densities(kernel, *place, n_scales=self.settings.n_scales)
+        options: dict[str, Any] = {
+            "n_scales": self.settings.n_scales,
+            "jitter": self.settings.jitter,
+        }
+        return leave_one_out_densities(kernel, *place, **options)
 
     def with_best_start(self, fit: HyperparameterFit) -> HyperparameterFit:
         """The fit, at the noise variance under which it predicts best; or at shorter length scales.
@@ -197,12 +203,21 @@ class _Comparison:
         better beyond noise.
         """
         signal, white = split_noise(fit.kernel)
-        best, density = self._best([fit.kernel, *with_noises(signal, white)])
+        best, density = self._best(
+            [fit.kernel, *with_noises(signal, white), *self._less(fit.kernel)]
+        )
         shorter = starts(fit.kernel, self.data, known=self.settings.subset_size)
         if shorter:
             other, its_density = self._best(shorter)
             best = other if improves(-its_density, -density) else best
         return replace(fit, kernel=best)
+
+    def _less(self, kernel) -> list:
+        """The kernel with less variance, where its jitter exceeds its noise."""
+        signal, white = split_noise(kernel)
+        jitter = self.settings.jitter * float(gram_diag(signal, self.data.X).mean())
+        noise = 0.0 if white is None else white.noise_level
+        return with_less_variance(kernel) if jitter > noise else []
 
     def _best(self, kernels: list) -> tuple[Any, Tensor]:
         """The expression that predicts some rows best, and their log densities."""
@@ -243,7 +258,13 @@ def fit_marginal_likelihood(
 
 
 def leave_one_out_densities(
-    kernel, data: Data, rows: Tensor, candidates: Tensor, k: int, n_scales: int = 1
+    kernel,
+    data: Data,
+    rows: Tensor,
+    candidates: Tensor,
+    k: int,
+    n_scales: int = 1,
+    jitter: float = 0.0,
 ) -> Tensor:
     """The :func:`leave_one_out_log_density` of an observation of each of the rows (b,), in nats.
 
@@ -257,13 +278,14 @@ def leave_one_out_densities(
     found, size = [], max(1, min(256, SCORED_NUMBERS // (k + 1) ** 2))
     with torch.no_grad():
         for batch in rows.split(size):
-            found.append(_density_of_one(kernel, data, batch, search.query(batch), theta))
+            place = batch, search.query(batch), theta
+            found.append(_density_of_one(kernel, data, *place, jitter=jitter))
     return torch.cat(found)
 
 
-def _density_of_one(kernel, data: Data, rows: Tensor, *given: Tensor) -> Tensor:
+def _density_of_one(kernel, data: Data, rows: Tensor, *given: Tensor, jitter: float) -> Tensor:
     """The :func:`leave_one_out_log_density` of one of the observations of each of the rows (b,)."""
-    density = leave_one_out_log_density(kernel, data, rows, *given) / data.n_targets
+    density = leave_one_out_log_density(kernel, data, rows, *given, jitter=jitter) / data.n_targets
     return density if data.weight is None else density / data.weight[rows]
 
 
@@ -296,7 +318,8 @@ def fit_leave_one_out(
         current, _ = split_noise(kernel.clone_with_theta(theta.detach().cpu().numpy()))
         search = MultiscaleSearch(current, X, candidates, k, settings.n_scales)
         optimizer.zero_grad()
-        loss = -_density_of_one(kernel, data, rows, search.query(rows), theta).mean()
+        place = rows, search.query(rows), theta
+        loss = -_density_of_one(kernel, data, *place, jitter=settings.jitter).mean()
         loss.backward()
         gradient = theta.grad
         if gradient is None or not bool(torch.isfinite(gradient).all()):

@@ -13,6 +13,8 @@ amplitude
 noise
     Shares of it (`NOISE_GRID`), within the bounds of the kernel.
 
+A search for a model with jitter, a share of the variance of f, also looks at smaller variances.
+
 References
 ----------
 .. [1] Rasmussen and Williams (2006), Gaussian Processes for Machine Learning, section 5.4.1.
@@ -26,8 +28,8 @@ from skgp.data import Data
 from skgp.inference.neighbors.search import distinct
 from skgp.kernels.expression import split_noise
 from skgp.kernels.hyperparameters import bounds_of, theta_of, with_theta
-from skgp.kernels.scales import at_spread, length_scale_places, with_variance
-from skgp.learning.defaults import NOISE_GRID
+from skgp.kernels.scales import at_spread, length_scale_places, scale_within, with_variance
+from skgp.learning.defaults import LENGTH_SHARES, NOISE_GRID, VARIANCE_SHARES
 from skgp.learning.evidence import ExactEvidence
 from skgp.linalg import NotPositiveDefiniteError
 
@@ -66,6 +68,24 @@ def with_noises(signal, white, variance: float = 1.0) -> list:
     if not levels:
         return [signal if white is None else signal + white]
     return [signal + type(white)(level, white.noise_level_bounds) for level in levels]
+
+
+def with_less_variance(kernel) -> list:
+    """The expression with shares of the variance of f, at its length scales and at shorter ones.
+
+    The slopes of a smooth function without noise tell the ratio of amplitude and length scales
+    better than either: both grow until digits end.
+    """
+    signal, white = split_noise(kernel)
+    places = length_scale_places(signal)
+    found = []
+    for share in VARIANCE_SHARES:
+        less = scale_within(signal, share)
+        for factor in LENGTH_SHARES:
+            theta = theta_of(less) + math.log(factor) * places
+            moved = with_theta(less, np.clip(theta, *bounds_of(less).T))
+            found.append(moved if white is None else moved + white)
+    return found
 
 
 def likeliest_start(kernel, data: Data):

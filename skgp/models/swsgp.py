@@ -278,7 +278,7 @@ class _Fitter:
                 if s.max_iter is not None and not s.moves_inducing
                 else defaults.NATURAL_ITER,
                 tol=s.tol,
-                **self._cg_options(),
+                **self._cg_options(state.likelihood),
                 callback=self.callback,
             )
             history += [entry["loss"] / self.data.total for entry in found.history]
@@ -294,10 +294,17 @@ class _Fitter:
         self.history["solve"] = history
         return state, found, max(1, len(history))
 
-    def _cg_options(self) -> dict:
+    def _cg_options(self, parameters: Tensor) -> dict:
+        """Residuals; of Gaussian noise, under which means err by little of its deviation."""
         if len(self.data) <= defaults.SMALL:
             return defaults.TIGHT_CG
-        return defaults.CLOSED_CG if self.is_gaussian else defaults.STEPS_CG
+        if not self.is_gaussian:
+            return defaults.STEPS_CG
+        noise = self.likelihood.gaussian_noise(parameters)
+        least = defaults.NOISE_RESIDUAL * float((noise / self.data.y.square().mean()).sqrt())
+        if not least < defaults.CLOSED_CG["cg_tol"]:
+            return defaults.CLOSED_CG
+        return {**defaults.TIGHT_CG, "cg_tol": max(least, defaults.TIGHT_CG["cg_tol"])}
 
     def _likelihood(self, state: SWSGPState, system, q: Posterior) -> Tensor:
         """Parameters of the likelihood that are best for q."""

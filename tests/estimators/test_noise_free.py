@@ -8,6 +8,9 @@ from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import RBF, WhiteKernel
 
 import skgp
+from skgp.estimators import _swsgp
+from skgp.learning.local import hyperparameters
+from skgp.models import swsgp
 
 X = np.linspace(0, 10, 30)[:, None]
 Y = np.sin(X[:, 0])
@@ -86,3 +89,27 @@ def test_defaults_learn_a_simulation_of_few_runs_to_a_hundredth(name):
     at_data, spread = model.predict(rows, return_std=True)
     np.testing.assert_allclose(at_data, branin(rows), atol=1e-3 * y_test.std())
     assert spread.max() < 1e-3 * y_test.std()
+
+
+def test_neighbours_of_noise_free_rows_are_learned_with_their_jitter(monkeypatch):
+    """Under 1e-4 of the variance as noise at each point a large amplitude is a large error."""
+    short = {**hyperparameters.SEARCH, "exact_rows": 100, "subset_size": 150, "n_steps": 60}
+    monkeypatch.setattr(hyperparameters, "SEARCH", short)
+    monkeypatch.setattr(_swsgp, "SWSGP_EXACT_ROWS", 100)
+    rows = np.random.default_rng(0).uniform(-2, 2, (900, 2))
+    y = np.sin(3 * rows[:, 0]) + 0.5 * rows[:, 1] ** 2
+    model = skgp.SWSGPRegressor(random_state=0).fit(rows[:500], y[:500])
+    error = model.predict(rows[500:]) - y[500:]
+    assert np.sqrt(np.mean(error**2)) < 0.03
+
+
+def test_means_of_many_noise_free_rows_are_solved_for_beyond_the_noise(monkeypatch):
+    monkeypatch.setattr(swsgp.defaults, "SMALL", 100)
+    rows = np.random.default_rng(0).uniform(-2, 2, (900, 2))
+    y = np.sin(3 * rows[:, 0]) + rows[:, 1] ** 2
+    kernel = 1.0 * RBF([0.6, 1.2]) + WhiteKernel(1e-8)
+    model = skgp.SWSGPRegressor(kernel, n_neighbors=8, optimizer=None).fit(rows[:600], y[:600])
+    few = model.predict(rows[600:])
+    monkeypatch.undo()
+    exact = model.fit(rows[:600], y[:600]).predict(rows[600:])
+    assert np.abs(few - exact).max() < 0.02  # of .2 by which eight neighbours miss

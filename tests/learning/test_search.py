@@ -145,6 +145,21 @@ def test_leave_one_out_with_all_neighbours_equals_the_dense_formulas(name):
     np.testing.assert_allclose(density.numpy(), expected, rtol=1e-8, atol=1e-8)
 
 
+def test_leave_one_out_with_jitter_is_of_neighbours_with_noise_of_their_own():
+    kernel, data = KERNELS["ard"](), as_data(*smooth(12))
+    given = data, torch.arange(12), others(12), torch.tensor(kernel.theta)
+    density = leave_one_out_log_density(kernel, *given, jitter=0.3)
+    signal, white = split_noise(kernel)
+    K, y = naive_gram(signal, data.X.numpy()), data.y.numpy()
+    for i, value in enumerate(density.numpy()):
+        A = K + np.diag(white.noise_level + 0.3 * np.diag(K) * (np.arange(12) != i))
+        rest = np.arange(12) != i
+        weights = np.linalg.solve(A[rest][:, rest], A[rest, i])
+        variance = A[i, i] - weights @ A[rest, i]
+        expected = stats.norm(weights @ y[rest], np.sqrt(variance)).logpdf(y[i])
+        np.testing.assert_allclose(value, expected, rtol=1e-8)
+
+
 def test_leave_one_out_of_merged_rows_is_a_difference_of_evidences():
     """log p(all seen at x_i | the rest) = log p(everything) - log p(the rest), rows written out."""
     kernel = KERNELS["ard"]()

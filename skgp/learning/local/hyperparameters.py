@@ -85,10 +85,15 @@ def search_hyperparameters(
     likelihood: Likelihood,
     *,
     generator: torch.Generator,
+    jitter: float = 0.0,
     callback: Callback | None = None,
 ) -> HyperparameterFit:
-    """Learn the hyper-parameters of one kernel, or of the best of several, with WhiteKernels."""
-    settings = SearchSettings(**SEARCH)
+    """Learn the hyper-parameters of one kernel, or of the best of several, with WhiteKernels.
+
+    `jitter` is that of the model that they are for: under LOCAL_JITTER a smooth function without
+    noise has a far smaller amplitude than without, whose f given u errs by 1e-2 of it.
+    """
+    settings = SearchSettings(**SEARCH, jitter=jitter)
     if len(data) > settings.exact_rows:
         kernels = kernels[::FAMILY_STRIDE]
     if likelihood.is_additive and not likelihood.is_gaussian:
