@@ -73,11 +73,13 @@ def choose_moderation(
     weight: Tensor | None = None,
     *,
     separately: bool = False,
+    n_errors: float = 1.0,
 ) -> tuple[float, dict[float, Tensor]]:
     """The factor of the latent variance by held-out data, and losses (p,) in nats of every factor.
 
     `Y`, `mean` and `var` (p, c) as of `class_log_density`, `weight` (p,). `separately` scores every
-    column by itself: for a choice of the columns of many classes.
+    column by itself: for a choice of the columns of many classes. Other factors than the simplest
+    have to be better by `n_errors` standard errors.
     """
     losses = {}
     for factor in MODERATIONS:
@@ -87,7 +89,7 @@ def choose_moderation(
         else:
             losses[factor] = -class_log_density(likelihood, Y, mean, scaled)
     ordered = [losses[factor] for factor in _FROM_SIMPLEST]
-    best = choose(ordered, weight=weight, least_share=LABEL_SHARE)
+    best = choose(ordered, weight=weight, least_share=LABEL_SHARE, n_errors=n_errors)
     return _FROM_SIMPLEST[best], losses
 
 

@@ -36,6 +36,7 @@ from skgp.learning.defaults import (
     LABEL_SHARE,
     LEFT_OUT_ERRORS,
     LEFT_OUT_MOVES,
+    LEFT_OUT_STD,
     LEFT_OUT_STEP,
     LEFT_OUT_TRIALS,
     SCALE_AMPLITUDES,
@@ -66,11 +67,12 @@ def rescale_few(
 ) -> tuple[Any, float] | None:
     """Amplitude and free length scales times what predicts labels left out best, and moderation.
 
-    The search is over `few` observations, a part of `rows`, y (n, c) of labels -1 and +1, by which
-    the kernel found is judged: None unless it is better by more than two standard errors, as the
-    best of some dozen is by luck. Some dozen fits of ``O(c n^3)`` to few. The callback is told the
-    number of kernels tried and their loss in nats an observation; True ends the search with the
-    best so far.
+    The search is over `few` observations, a part of `rows`, y (n, c) of labels -1 and +1, under a
+    normal prior about the kernel, without which the amplitude has no end where a plane separates
+    labels. By `rows` the kernel found is judged: None unless it is better by more than two standard
+    errors, as the best of some dozen is by luck. Some dozen fits of ``O(c n^3)`` to few. The
+    callback is told the number of kernels tried and their loss in nats an observation; True ends
+    the search with the best so far.
     """
     recorder = StopRecorder(callback)
 
@@ -82,7 +84,7 @@ def rescale_few(
         losses, _ = left_out_losses(candidate, few, likelihood, offset)
         value = float(few.weighted_sum(losses)) / few.total
         recorder(0, {"loss": value})
-        return value if math.isfinite(value) else math.inf
+        return value + _surprise(place) / few.total if math.isfinite(value) else math.inf
 
     best = _lowest(loss)
     if best == (0, 0):
@@ -109,8 +111,16 @@ def left_out_losses(
         return torch.full_like(Y[:, 0], math.inf), 1.0
     mean, variance = laplace_predict(fit, kernel, X, X)
     moments = without_own(X, mean, variance, fit.alpha, fit.root.square())
-    moderation, losses = choose_moderation(likelihood, Y, *moments, data.weight)
+    moderation, losses = choose_moderation(
+        likelihood, Y, *moments, data.weight, n_errors=LEFT_OUT_ERRORS
+    )
     return losses[moderation], moderation
+
+
+def _surprise(place: tuple[int, int]) -> float:
+    """Minus the log prior of so many steps of amplitude, the root of the variance, and lengths."""
+    variance, length = (LEFT_OUT_STEP * steps / LEFT_OUT_STD for steps in (2 * place[0], place[1]))
+    return 0.5 * (variance**2 + length**2)
 
 
 def _at(kernel, place: tuple[int, int]):

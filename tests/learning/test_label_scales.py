@@ -74,8 +74,18 @@ def test_a_kernel_of_few_labels_moves_where_labels_left_out_gain_and_stays_elsew
     assert rescale_few(ConstantKernel(1.0) * RBF(2.0), noise, noise, likelihood, ZERO) is None
 
 
+def test_amplitude_of_labels_that_a_plane_separates_does_not_run_to_its_bound():
+    X = np.random.default_rng(2).uniform(-2, 2, (20, 10))
+    Y = np.sign(X @ np.linspace(-1, 1, 10))[:, None]
+    data = Data(torch.from_numpy(X), torch.from_numpy(Y))
+    kernel = ConstantKernel(4.0, (1e-3, 1e6)) * RBF([3.0] * 10, (1e-3, 1e5))
+    found, _ = rescale_few(kernel, data, data, Bernoulli(), ZERO)
+    # Minus its log prior, .5 (log(v / 4) / 2)^2, is less than what 20 labels may gain: log 2 each.
+    assert found.k1.constant_value < 4 * np.exp(2 * np.sqrt(2 * 20 * np.log(2)))
+
+
 def test_a_gain_within_two_standard_errors_is_none(monkeypatch):
-    X, Y = waves(40)
+    X, Y = waves(40, seed=1)
     data, smooth = Data(X, Y), ConstantKernel(4.0) * RBF([1.0, 1.0])
     assert rescale_few(smooth, data, data, Bernoulli(), ZERO) is None
     monkeypatch.setattr(module, "LEFT_OUT_ERRORS", 1.0)
