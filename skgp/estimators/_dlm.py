@@ -266,10 +266,10 @@ class DLMGPRegressor(SparseGPMixin, LikelihoodGPRegressor, StreamingGPRegressor)
         kernels, noises = zip(*map(split_noise, self._kernels(*arrays(data))), strict=True)
         white = None if self._own_likelihood is not None else noises[0]
         data = self._distinct(data, backend)
-        objective = self._objective(self._make_likelihood(white))
+        # Of Gaussian noise the log-loss has a floor of its own: that of the ELBO, or less.
+        floor = 0.0 if self._is_gaussian else None
+        objective = self._objective(self._make_likelihood(white, floor=floor))
         exact = self._is_exact(data, objective)
-        if exact:  # what learns by the evidence needs no floor
-            objective = replace(objective, likelihood=self._make_likelihood(white, floor=0.0))
         with session.stage("solve") as callback:
             offset = np.array([self._offset(float(data.weighted_sum(data.y)), data.exposure)])
             self._fit_sparse(list(kernels), data, objective, offset, backend, callback, exact=exact)

@@ -103,6 +103,10 @@ class Likelihood(TensorState, abc.ABC):
         """Log-density of the free parameters (p,) a priori, up to a constant; differentiable."""
         return parameters.new_zeros(())
 
+    def with_least_noise(self, variance: float) -> "Likelihood":
+        """The same, Gaussian noise that is learned being at least this."""
+        return self
+
     def gaussian_noise(self, parameters: Tensor) -> Tensor:
         """Variance of Gaussian noise, a scalar, differentiable in the parameters."""
         raise TypeError(f"{type(self).__name__} noise is not Gaussian.")

@@ -76,6 +76,13 @@ class Gaussian(NumericLikelihood):
         """The likelihood at the logarithm of the variance."""
         return Gaussian(self.gaussian_noise(parameters))
 
+    def with_least_noise(self, variance: float) -> "Gaussian":
+        """The same, a variance that is learned being at least this."""
+        if self.bounds is None or self.bounds[0] == self.bounds[1]:
+            return self
+        low, high = self.bounds
+        return Gaussian(self.noise_variance, bounds=(min(max(low, variance), high), high))
+
     def gaussian_noise(self, parameters: Tensor) -> Tensor:
         """Variance of the noise."""
         return parameters[0].exp()

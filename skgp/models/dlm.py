@@ -76,6 +76,7 @@ from skgp.learning.sparse.start import (
     less_noise,
     start_log_loss,
     start_state,
+    with_floor,
     with_noise_that_pays,
 )
 from skgp.linalg.runtime import require_memory
@@ -129,7 +130,7 @@ def fit_sparse(problem: Problem) -> SparseFit:
     can_overfit = objective.moves_hyperparameters and objective.name in ("log_loss", "square_loss")
     if settings.early_stopping and settings.joint and can_overfit:
         return _fit_watched(start, problem, history)
-    objective = _in_units_of(start, data, objective)
+    objective = _relative_to(start, data, objective)
     state = start_log_loss(start, data, objective, settings)
     found = minimise(state, data, objective, problem)  # step 3
     history["solve"] = found.history
@@ -149,7 +150,7 @@ def require_room(objective: Objective, n: int, M: int, c: int) -> None:
 def _fit_watched(state: SparseState, problem: Problem, history: History) -> SparseFit:
     """Steps 3 and 4 of a joint search with held-out rows."""
     kept, held_out = split(problem.data, problem.settings.validation_fraction, problem.generator)
-    objective = _in_units_of(state, kept, problem.objective)
+    objective = _relative_to(state, kept, problem.objective)
     noisy = less_noise(state, objective)
     state = start_log_loss(state, kept, objective, problem.settings)
     # What the joint search has to beat: q(u) alone, with the hyper-parameters of the ELBO.
@@ -167,15 +168,15 @@ def _fit_watched(state: SparseState, problem: Problem, history: History) -> Spar
     return _finish(chosen, objective, loss, problem, history, (kept, held_out))
 
 
-def _in_units_of(state: SparseState, data: Data, objective: Objective) -> Objective:
-    """The objective with the unit of beta that makes 1 the choice of the ELBO.
+def _relative_to(state: SparseState, data: Data, objective: Objective) -> Objective:
+    """The objective with a floor of its noise, or the unit of beta that makes 1 the ELBO's choice.
 
-    Only "square_loss" has one: at beta = 1, and the kernel and points of `state`, its mean is that
-    of the Gaussian process. Where noise is learned its variance in `state` does not count: after a
-    square loss it is that of the beta before.
+    Only "square_loss" has a unit: at beta = 1, and the kernel and points of `state`, its mean is
+    that of the Gaussian process. Where noise is learned its variance in `state` does not count:
+    after a square loss it is that of the beta before.
     """
     if objective.name != "square_loss":
-        return objective
+        return with_floor(state, objective)
     if objective.learn_likelihood:
         with torch.no_grad():
             return replace(objective, unit=evidence_ratio(statistics(state.kernel, data, state.Z)))
@@ -304,8 +305,7 @@ def fit_beta_path(problem: Problem) -> tuple[SparseFit, dict[float, float]]:
     Losses are smooth along the path, so that either way ends once they have risen twice in a row;
     the whole path costs about as much as two to four single fits [2]_. (One way, from the greatest
     weight down, would end in poorer optima: what a great weight has smoothed away does not come
-    back.) Of the weights that predict equally well, within a standard error, the nearest to 1 is
-    chosen.
+    back.) Of equally good weights, within a standard error, the nearest to 1 is chosen.
 
     The ``held_out_loss`` of the fit is of rows that neither stopped nor chose. The path has the
     mean loss, of the part that chooses, for each beta tried, in nats (half the squared error for
@@ -321,7 +321,7 @@ def fit_beta_path(problem: Problem) -> tuple[SparseFit, dict[float, float]]:
     if start is None:
         begun = start_state(replace(problem, data=kept))
         start, history["start"] = begun.state, begun.history
-    objective = _in_units_of(start, kept, problem.objective)
+    objective = _relative_to(start, kept, problem.objective)
 
     def fit_at(beta: float, state: SparseState, at: Problem) -> _Point:
         at_beta = replace(objective, beta=beta)

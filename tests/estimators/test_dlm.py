@@ -144,10 +144,13 @@ def test_few_points_learn_hyper_parameters_of_the_greatest_evidence():
     assert model.elbo_ == pytest.approx(dense.log_marginal_likelihood_value_, abs=0.05)
 
 
-def test_few_points_have_no_floor_of_the_noise():
-    X, _ = wave(80, noise=0.2)
-    model = DLMGPRegressor(RBF() + WhiteKernel(1e-2, (1e-5, 1.0))).fit(X, np.sin(X[:, 0]))
-    assert model.kernel_.k2.noise_level < 5e-5
+@pytest.mark.parametrize(("n", "n_inducing"), [(80, "auto"), (40, 40), (300, 30)])
+def test_noise_is_as_little_as_that_of_the_targets(n, n_inducing):
+    """Of the exact process; by the ELBO of few rows; and by the log-loss, which stops at that."""
+    X, _ = wave(n, noise=0.2)
+    kernel = RBF() + WhiteKernel(1e-2, (1e-6, 1.0))
+    model = DLMGPRegressor(kernel, n_inducing=n_inducing, random_state=0).fit(X, np.sin(X[:, 0]))
+    assert model.kernel_.k2.noise_level < 2e-5
 
 
 @pytest.mark.parametrize("make", [DLMGPRegressor, DLMGPClassifier])

@@ -133,6 +133,20 @@ def start_log_loss(
     return broadened(state, data, objective if settings.joint else objective.of_posterior_alone)
 
 
+def with_floor(state: SparseState, objective: Objective) -> Objective:
+    """The objective with Gaussian noise no less than `NOISE_FLOOR`, or that of `state` if less.
+
+    Where uncertainty of f takes the place of noise, the log-loss of the training rows drives the
+    noise to nothing. The ELBO, at whose optimum `state` is, finds little noise only where there is
+    little.
+    """
+    if objective.name == "elbo" or not (objective.is_gaussian and objective.learn_likelihood):
+        return objective
+    noise = float(objective.likelihood.gaussian_noise(state.likelihood))
+    least = objective.likelihood.with_least_noise(min(defaults.NOISE_FLOOR, noise))
+    return replace(objective, likelihood=least)
+
+
 @torch.no_grad()
 def broadened(state: SparseState, data: Data, objective: Objective) -> SparseState:
     r"""The state, at the optimum of the ELBO, moved towards the log-loss; its mean stays.

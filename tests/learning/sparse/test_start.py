@@ -19,6 +19,7 @@ from skgp.learning.sparse.start import (
     grown,
     less_noise,
     start_state,
+    with_floor,
     with_noise_that_pays,
 )
 from skgp.likelihoods import Bernoulli, Gaussian, Laplace, Poisson, StudentT
@@ -355,3 +356,17 @@ def test_with_noise_that_pays_covers_gross_errors_among_rows_held_out(size, rais
     found = with_noise_that_pays(low, less_noise(state, objective), Data(X, y), objective)
     assert torch.equal(found.likelihood, likelihood if raised else low.likelihood)
     assert torch.equal(found.root, low.root)
+
+
+@pytest.mark.parametrize(
+    ("noise", "name", "least"),
+    [(0.02, "log_loss", 1e-4), (1e-6, "log_loss", 1e-6), (0.02, "elbo", 1e-8)],
+)
+def test_noise_of_the_log_loss_has_a_floor_unless_the_elbo_finds_less(noise, name, least):
+    X = torch.linspace(-2, 2, 9, dtype=torch.float64)[:, None]
+    likelihood = Gaussian(0.1, bounds=(1e-8, 1.0))
+    state = SparseState.prior(RBF(), X.new_tensor([math.log(noise)]), X, X.new_zeros(1))
+    found = with_floor(state, Objective(likelihood, name=name)).likelihood
+    assert float(found.box(X)[0].exp()) == pytest.approx(least)
+    kept = Objective(likelihood, name=name, learn_likelihood=False)
+    assert with_floor(state, kept) is kept
