@@ -21,19 +21,17 @@ from skgp.estimators._posterior_summary import PosteriorSummary, inference_data,
 from skgp.inference.gaussian_mixture import mixture_log_density, mixture_quantiles
 from skgp.learning.evidence import ExactEvidence
 from skgp.learning.posterior.log_posterior import LogPosterior
+from skgp.learning.posterior.plan import Plan, cost_of_products, resolve_plan
 from skgp.learning.posterior.priors import Priors, element_names, resolve_priors
 from skgp.learning.posterior.samples import PosteriorSamples, single_sample
 from skgp.learning.vecchia import VecchiaEvidence
 from skgp.linalg import warn_caller
 from skgp.models.bayesian import (
-    Plan,
     choose_kernel,
-    cost_of_products,
     draw_samples,
     find_optimum,
     likelihood_by_neighbors,
     predictive_mixture,
-    resolve_plan,
 )
 
 

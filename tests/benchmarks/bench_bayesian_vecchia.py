@@ -25,9 +25,10 @@ from skgp.data import merge_replicates
 from skgp.inference.gaussian_mixture import mixture_log_density, mixture_quantiles
 from skgp.learning.posterior.log_posterior import LogPosterior
 from skgp.learning.posterior.neighbors import approximate
+from skgp.learning.posterior.plan import resolve_plan
 from skgp.learning.posterior.priors import default_priors
 from skgp.learning.posterior.samples import sample_by_density
-from skgp.models.bayesian import predictive_mixture, resolve_plan
+from skgp.models.bayesian import predictive_mixture
 from tests.benchmarks.data import arrays_of
 
 pytestmark = pytest.mark.benchmark

@@ -16,8 +16,8 @@ from sklearn.preprocessing import StandardScaler
 
 from skgp import BayesianGPRegressor
 from skgp.learning.posterior import defaults as tuned
+from skgp.learning.posterior.plan import resolve_plan
 from skgp.linalg.runtime import memory_limit
-from skgp.models.bayesian import resolve_plan
 from skgp.priors import Gamma, HalfNormal, LogNormal
 from tests.contracts.estimators import Recorder, RegressorContract, rbf_kernel
 from tests.same import assert_same

@@ -15,6 +15,7 @@ from skgp.data import merge_replicates
 from skgp.learning.posterior import defaults as tuned
 from skgp.learning.posterior.log_posterior import LogPosterior
 from skgp.learning.posterior.modes import laplace_modes
+from skgp.learning.posterior.plan import resolve_plan
 from skgp.learning.posterior.samples import probe_rows, samples_needed
 from skgp.learning.posterior.set_up import SetUp
 from skgp.learning.posterior.stochastic_gradient import (
@@ -23,7 +24,7 @@ from skgp.learning.posterior.stochastic_gradient import (
     make_anchor,
 )
 from skgp.models import bayesian
-from skgp.models.bayesian import resolve_plan, sample_stochastic
+from skgp.models.bayesian import sample_stochastic
 from skgp.priors import LogNormal
 from skgp.samplers import Run
 from tests.same import assert_same
