@@ -353,7 +353,8 @@ FIRST_BLOCK = 256  # points of the first prefix in which neighbours are searched
 # Nearest points asked for, of a neighbour wanted: in a prefix twice as long as what is before a
 # point, half of them or more are earlier in most orders.
 EARLIER_SHARE = 3
-# Nearest points by distance, of a neighbour, among which the residual's correlation chooses.
+# Nearest points, of a neighbour, among which conditional variances choose. Of 2, 3, 5 and 10 the
+# divergence (1500 points, H = 20) is 1.0, 1.2, 1.2, 1.2 in 2 columns, 160, 136, 119, 112 in 8.
 EARLIER_CANDIDATES = 3
 # Of a nearly maximin order: points near another, of a mean row, and neighbours looked at. KL
 # divergences (2000 points, 2 and 8 columns) within 10% of those of maximin, at 1 to 5% more than 2.

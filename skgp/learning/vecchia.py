@@ -201,8 +201,7 @@ def ordered(kernel, data: Data, ordering: str, generator: torch.Generator) -> Da
     At random or spread evenly, as `order_of` has it.
     """
     data = data.take(order_of(data.X, ordering, generator))
-    signal, noise = split_noise(kernel)[0], data.X.new_tensor(theta_places(kernel)[2])
-    last = ~informative(signal, data.X, data.row_noise(noise))
+    last = ~informative(split_noise(kernel)[0], data.X, noises_of(kernel, data))
     return data.take(last.to(torch.uint8).argsort(stable=True))
 
 
@@ -212,7 +211,7 @@ def evidence_of(
     """That of some rows, with neighbours and inducing points as the kernel sees them."""
     signal, X = split_noise(kernel)[0], data.X
     Z = choose_inducing(signal, X, settings.n_inducing or 0, generator)
-    index = neighbors_of(signal, X, settings.n_neighbors, Z, rows)
+    index = neighbors_of(signal, X, settings.n_neighbors, Z, rows, noises_of(kernel, data))
     return VecchiaEvidence(kernel, data, rows, index, Z)
 
 
@@ -238,18 +237,30 @@ def approximation(
     if len(found.rows) == len(data):
         return found
     rows = torch.arange(len(data), device=data.X.device)
-    index = neighbors_of(split_noise(kernel)[0], data.X, settings.n_neighbors, found.Z)
+    signal, noise = split_noise(kernel)[0], noises_of(kernel, data)
+    index = neighbors_of(signal, data.X, settings.n_neighbors, found.Z, noise=noise)
     return VecchiaEvidence(kernel, data, rows, index, found.Z)
 
 
 def neighbors_of(
-    signal, X: Tensor, n_neighbors: int, Z: Tensor, rows: Tensor | None = None
+    signal,
+    X: Tensor,
+    n_neighbors: int,
+    Z: Tensor,
+    rows: Tensor | None = None,
+    noise: Tensor | None = None,
 ) -> Tensor:
-    """Neighbours (t, H) of some rows, or all, before them, by the residual's correlation."""
-    features = None
-    if len(Z):
-        features = global_features(signal, X, Z, inducing_factor(signal, Z))
-    return earlier_neighbors(signal, X, n_neighbors, features, rows)
+    """Neighbours (t, H) of some rows, or all, before them, beside inducing points Z (m, d).
+
+    `noise` (n,) are its variances, none by default.
+    """
+    features = global_features(signal, X, Z, inducing_factor(signal, Z))
+    return earlier_neighbors(signal, X, n_neighbors, features, rows, noise)
+
+
+def noises_of(kernel, data: Data) -> Tensor:
+    """Variances (n,) of the noise of the observations under an expression with a WhiteKernel."""
+    return data.row_noise(data.X.new_tensor(theta_places(kernel)[2]))
 
 
 def fit_joint_likelihood(
@@ -313,7 +324,7 @@ def held_out_densities(
     the observations `outside` (o,) of all blocks that the rows lie in.
     """
     signal, X = split_noise(kernel)[0], data.X
-    noise = data.row_noise(X.new_tensor(theta_places(kernel)[2]))
+    noise = noises_of(kernel, data)
     of_all = NeighborSearch(signal, X).query(X[rows], min(n_neighbors, len(X) - 1), rows)
     beyond = NeighborSearch(signal, X[outside]).query(X[rows], min(n_neighbors, len(outside)))
     found = []

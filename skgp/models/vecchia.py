@@ -16,7 +16,7 @@ response or latent vectors             observations, noise among the variances D
 [2]_
 m inducing points, Sigma_m, Sigma_mn   Z, K_mm = L L', Phi = K_nm L^-T
 Vecchia for Sigma - Sigma_mn' ..       B, D of S = K - Phi Phi' + noise
-correlation-based neighbours           `earlier_neighbors` with features
+correlation-based neighbours           `earlier_neighbors`, by conditional variances [4]_
 Sigma_vif, marginal likelihood, (5)    :mod:`skgp.inference.vecchia.regression`; M there is P
 gradients, appendix                    `Conditionals.gradient`, `Sums.cotangents`
 predictions, proposition 2.1           :mod:`skgp.inference.vecchia.posterior`
@@ -33,8 +33,9 @@ predictions, proposition 2.1           :mod:`skgp.inference.vecchia.posterior`
 
 Deviations
 ----------
-- Neighbours by the residual's correlation are chosen among three times as many nearest by scaled
-  distance, where [2]_ searches a cover tree of correlations.
+- Of three times as many nearest by scaled distance those are neighbours that, one by one, leave the
+  least conditional variance [4]_. [2]_ takes the nearest in a cover tree of correlations: points
+  that tell the same are taken all the same.
 - Inducing points minimise the prior variance that is left, greedily, in place of k-means++.
 - Predictions condition on observations alone, as the default of [2]_ does, and neighbours fade with
   their distance: they are continuous in x, and of two rows jointly the same whatever rows come
@@ -48,6 +49,8 @@ References
    Gaussian processes.
 .. [3] Katzfuss and Guinness (2021), A general framework for Vecchia approximations of Gaussian
    processes, Statistical Science 36.
+.. [4] Huan, Guinness, Katzfuss, Owhadi and Schaefer (2023), Sparse inverse Cholesky factorization
+   of dense kernel matrices by greedy conditional selection.
 """
 
 from __future__ import annotations

@@ -21,21 +21,28 @@ def parts(kernel, X, Z=None):
     return Q, K - Q
 
 
-def neighbors(kernel, X, n_neighbors, length_scale=None, Z=None):
-    """For each point those before it that are nearest by scaled distance, or residual correlation.
+def neighbors(kernel, X, n_neighbors, length_scale=None, Z=None, noise=0.0):
+    """For each point those before it that, one by one, leave it the least conditional variance.
 
-    Of the latter, among three times as many by distance.
+    Among three times as many, the nearest by scaled distance; each trial is a dense solution.
     """
-    found, R = [], parts(kernel, X, Z)[1]
+    S = parts(kernel, X, Z)[1] + np.diag(np.broadcast_to(noise, len(X)))
+    found = []
     for i in range(len(X)):
         distance = (((X[:i] - X[i]) / length_scale) ** 2).sum(1)
-        if Z is None:
-            found.append(np.argsort(distance, kind="stable")[:n_neighbors])
-            continue
-        near = np.argsort(distance, kind="stable")[: 3 * n_neighbors]
-        correlation = R[i, near] ** 2 / R[near, near]
-        found.append(near[np.argsort(-correlation)[:n_neighbors]])
+        near = list(np.argsort(distance, kind="stable")[: 3 * n_neighbors])
+        taken = near if len(near) <= n_neighbors else []
+        while len(taken) < min(n_neighbors, len(near)):
+            rest = [j for j in near if j not in taken]
+            left = [_explained(S, i, [*taken, j]) for j in rest]
+            taken = [*taken, rest[int(np.argmax(left))]]
+        found.append(taken)
     return found
+
+
+def _explained(S, i, near):
+    """By how much the variance of point i falls given others."""
+    return S[i, near] @ np.linalg.solve(S[np.ix_(near, near)], S[near, i])
 
 
 def covariance(Q, S, sets):

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from sklearn.gaussian_process.kernels import RBF, ExpSineSquared, Matern
+from sklearn.gaussian_process.kernels import ExpSineSquared, Matern
 
 from skgp.inference.vecchia import neighbors
 from skgp.inference.vecchia.conditionals import Conditionals, global_features, inducing_factor
@@ -30,26 +30,26 @@ def prior_and_covariance(H, m, noise=None):
     X = points()
     Z = None if m is None else points(m, seed=1)
     noise = np.full(N, 1e-4 * 1.3) if noise is None else noise
-    sets = vecchia.neighbors(KERNEL, X, H, SCALE, Z)
+    sets = vecchia.neighbors(KERNEL, X, H, SCALE, Z, noise)
     Q, R = vecchia.parts(KERNEL, X, Z)
     Z = None if Z is None else torch.tensor(Z)
-    index = earlier_neighbors(
-        KERNEL, torch.tensor(X), H, None if Z is None else features(X, Z.numpy())
-    )
+    phi = None if Z is None else features(X, Z.numpy())
+    index = earlier_neighbors(KERNEL, torch.tensor(X), H, phi, noise=torch.tensor(noise))
     own = torch.arange(N)[:, None]
     group = torch.cat([index, own], 1)
     found = Conditionals(KERNEL, torch.tensor(X), group, torch.tensor(noise), Z)
     return VecchiaPrior.of(found), vecchia.covariance(Q, R + np.diag(noise), sets)
 
 
+@pytest.mark.parametrize("noise", [0.0, 0.3])
 @pytest.mark.parametrize(("H", "m"), [(0, None), (1, None), (6, None), (N - 1, None), (5, 8)])
-def test_neighbors_are_the_nearest_of_earlier_points(H, m):
+def test_neighbors_are_the_earlier_points_that_tell_most(H, m, noise):
     X = points()
     Z = None if m is None else points(m, seed=1)
-    sets = vecchia.neighbors(KERNEL, X, H, SCALE, Z)
-    index = earlier_neighbors(
-        KERNEL, torch.tensor(X), H, None if Z is None else features(X, Z)
-    ).numpy()
+    noise = noise * np.random.default_rng(2).random(N)
+    sets = vecchia.neighbors(KERNEL, X, H, SCALE, Z, noise)
+    phi = None if Z is None else features(X, Z)
+    index = earlier_neighbors(KERNEL, torch.tensor(X), H, phi, noise=torch.tensor(noise)).numpy()
     assert index.shape == (N, H)
     for i, expected in enumerate(sets):
         assert set(index[i]) == set(expected) | (set() if len(expected) == H else {i})
@@ -60,10 +60,12 @@ def test_neighbors_of_many_points_are_found_in_prefixes():
     index = earlier_neighbors(KERNEL, torch.tensor(X), 7).numpy()
     expected = vecchia.neighbors(KERNEL, X, 7, SCALE)
     assert all(set(index[i]) == set(expected[i]) for i in range(7, 900))
-    # Sorted inputs, of which none beyond a point is before it.
+    # Sorted inputs, none beyond a point before it, and a Markov process: what lies beyond the
+    # nearest tells nothing.
     line = torch.linspace(0, 1, 900, dtype=torch.float64)[:, None]
-    index = earlier_neighbors(1.0 * RBF(0.1), line, 3)
-    assert torch.equal(index[3:], torch.arange(3, 900)[:, None] - torch.tensor([1, 2, 3]))
+    index = earlier_neighbors(1.0 * Matern(0.1, nu=0.5), line, 3)
+    assert torch.equal(index[3:, 0], torch.arange(2, 899))
+    assert ((torch.arange(3, 900)[:, None] - index[3:]) <= 9).all()
 
 
 def test_correlations_of_candidates_are_taken_in_tiles(monkeypatch):
