@@ -1,7 +1,12 @@
 r"""Hyper-parameters of regression (appendix I.1 of QSGP): one search for each noise and basis.
 
-Gaussian noise is that of :mod:`skgp.learning.search`: a few observations far off make it explain
-signal as noise. Laplace noise first finds these, in two rounds:
+Gaussian noise is that of :mod:`skgp.learning.search`. Leaving out single observations among near
+neighbours tells nothing of long ranges: where predictions may cross gaps, in few columns, or come
+from neighbours, of many observations, the kernel of the greatest joint likelihood
+(:mod:`skgp.learning.vecchia`) is the other candidate.
+
+A few observations far off make normal noise explain signal as noise. Laplace noise first finds
+these, in two rounds:
 
 1. an observation is judged by the median of its neighbours, in the metric of columns scaled by
    their spreads, which needs no hyper-parameters;
@@ -29,6 +34,9 @@ from skgp.kernels.gram import gram
 from skgp.kernels.scales import length_scale_places
 from skgp.learning.defaults import (
     GLOBAL_SEARCH,
+    JOINT_COLUMNS,
+    JOINT_NEIGHBORS,
+    JOINT_ROWS,
     MEDIAN_NEIGHBORS,
     OUTLIER_BATCH,
     OUTLIER_CHANGED,
@@ -45,6 +53,14 @@ from skgp.learning.defaults import (
     RELEVANCE_WORTH,
 )
 from skgp.learning.search import HyperparameterFit, SearchSettings, fit_hyperparameters
+from skgp.learning.selection import choose
+from skgp.learning.vecchia import (
+    VecchiaSettings,
+    fit_joint_likelihood,
+    held_out_densities,
+    held_out_rows,
+    ordered,
+)
 from skgp.linalg.cholesky import cho_solve, jittered_cholesky
 from skgp.linalg.runtime import Callback
 from skgp.optim import sample_without_replacement
@@ -82,11 +98,35 @@ def learn_hyperparameters(
     found = fit_hyperparameters(
         kernels, data, generator=generator, settings=settings, callback=recorder
     )
+    spatial = data.X.shape[1] <= JOINT_COLUMNS and len(data) > settings.exact_rows
+    if (spatial or len(data) > JOINT_ROWS) and not recorder.stopped:
+        found = _or_joint(found, kernels, data, generator, recorder)
     if relevance and not recorder.stopped:
         signal, white = split_noise(found.kernel)
         signal = shorten_length_scales(signal, rows, generator=generator, callback=callback)
         found = replace(found, kernel=signal + white)
     return found, None
+
+
+def _or_joint(
+    found: HyperparameterFit,
+    kernels: list,
+    data: Data,
+    generator: torch.Generator,
+    callback: StopRecorder,
+) -> HyperparameterFit:
+    """The kernel of the greatest joint likelihood, where it predicts held-out observations better.
+
+    Half of these are held out one by one, half in blocks.
+    """
+    told: dict = {"generator": generator, "callback": callback}
+    order = ordered(kernels[0], data, "random", generator)
+    rival = fit_joint_likelihood(kernels, order, VecchiaSettings(), **told)
+    random = torch.randperm(len(data), generator=generator, device=generator.device)
+    held = held_out_rows(data.X, random.to(data.X.device))
+    fits = [found, replace(rival, history=found.history + rival.history)]
+    losses = [-held_out_densities(fit.kernel, data, *held, JOINT_NEIGHBORS) for fit in fits]
+    return fits[choose(losses)]
 
 
 def shorten_length_scales(

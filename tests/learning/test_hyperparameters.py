@@ -5,11 +5,17 @@ import math
 import numpy as np
 import pytest
 import torch
-from sklearn.gaussian_process.kernels import RBF, ConstantKernel, WhiteKernel
+from sklearn.gaussian_process.kernels import RBF, ConstantKernel, Matern, WhiteKernel
 
 from skgp.data import Data
-from skgp.learning.hyperparameters import robust_hyperparameters, robust_location_scale
-from skgp.learning.search import SearchSettings, fit_hyperparameters
+from skgp.learning import hyperparameters
+from skgp.learning.hyperparameters import (
+    learn_hyperparameters,
+    robust_hyperparameters,
+    robust_location_scale,
+)
+from skgp.learning.search import HyperparameterFit, SearchSettings, fit_hyperparameters
+from skgp.learning.vecchia import held_out_densities
 from tests.inference.weights.test_robust import _surface
 
 NOISY = ConstantKernel(1.0, (1e-3, 1e3)) * RBF([3.0, 3.0]) + WhiteKernel(0.1, (1e-5, 10.0))
@@ -102,3 +108,56 @@ def test_robust_location_scale_of_weights_is_that_of_repeated_rows():
     expected = robust_location_scale(y.repeat_interleave(weight))
     assert found == pytest.approx(expected, rel=1e-12)
     assert 1.5 < found[1] < 2.5
+
+
+def _rough_surface(n, d, rng):
+    """Draws of a rough process, dense in clusters with gaps between: X (n, d), y."""
+    centres = rng.uniform(0, 6, (12, d))
+    X = centres[rng.integers(12, size=n)] + 0.3 * rng.standard_normal((n, d))
+    waves = rng.standard_normal((d, 80)) * 4 ** rng.uniform(-1, 2, 80)
+    y = np.cos(X @ waves + rng.uniform(0, 6, 80)).sum(1) / 80**0.5
+    return Data(torch.tensor(X), torch.tensor(y + 0.05 * rng.standard_normal(n)))
+
+
+def _learned(data, monkeypatch, losses=None, **constants):
+    """The kernel of a search whose two candidates have these losses; and how many there were."""
+    seen = []
+
+    def judged(kernel, data, rows, outside, n_neighbors):
+        seen.append(kernel)
+        found = held_out_densities(kernel, data, rows, outside, n_neighbors)
+        return found if losses is None else torch.full_like(found, -losses[len(seen) - 1])
+
+    settings = dict(n_steps=8, n_score_rows=64, n_compared=24, subset_size=200, exact_rows=400)
+    monkeypatch.setattr(hyperparameters, "GLOBAL_SEARCH", settings)
+    monkeypatch.setattr(hyperparameters, "held_out_densities", judged)
+    for name, value in constants.items():
+        monkeypatch.setattr(hyperparameters, name, value)
+    kernel = ConstantKernel() * Matern(1.0, nu=0.5) + WhiteKernel(0.1, (1e-5, 10.0))
+    found, _ = learn_hyperparameters(
+        [kernel],
+        data,
+        data,
+        robust=False,
+        relevance=False,
+        generator=torch.Generator().manual_seed(0),
+        callback=lambda step, info: False,
+    )
+    return found.kernel, seen
+
+
+@pytest.mark.parametrize("best", [0, 1])
+def test_joint_likelihood_is_a_candidate_that_held_out_observations_judge(best, rng, monkeypatch):
+    data = _rough_surface(450, 2, rng)
+    losses = [1.0, 0.0] if best else [0.0, 1.0]
+    rival = HyperparameterFit(2.0**2 * Matern(3.0, nu=0.5) + WhiteKernel(0.2))
+    joint = dict(fit_joint_likelihood=lambda *args, **options: rival)
+    kernel, seen = _learned(data, monkeypatch, losses, **joint)
+    assert len(seen) == 2 and seen[1] == rival.kernel != seen[0]
+    assert kernel == seen[best]
+
+
+def test_joint_likelihood_is_asked_in_few_columns_or_of_many_observations(rng, monkeypatch):
+    assert not _learned(_rough_surface(450, 4, rng), monkeypatch)[1]
+    kernel, seen = _learned(_rough_surface(2600, 4, rng), monkeypatch, JOINT_ROWS=2000)
+    assert len(seen) == 2 and kernel in seen
