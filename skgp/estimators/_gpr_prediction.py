@@ -20,13 +20,12 @@ from skgp.estimators._functions import check_gradients_asked
 from skgp.estimators._gpr_functions import RegressorFunctions, white_variance
 from skgp.estimators._predictive import of_targets
 from skgp.estimators._validation import check_joint_memory, check_n_samples, checked_levels, ends_of
-from skgp.estimators.defaults import TILE_MATRICES
-from skgp.inference.dense import covariance, variance
-from skgp.kernels.defaults import CALLED_PAIRS
+from skgp.estimators.defaults import LIMITED_PAIRS, TILE_LEAST, TILE_MATRICES, TILE_PAIRS
+from skgp.inference.dense import covariance, posterior_mean, variance
 from skgp.kernels.training import cross_gram, training_gram
 from skgp.learning.evidence import TargetsEvidence
 from skgp.linalg import NumericalWarning, warn_caller
-from skgp.linalg.runtime import tile_rows
+from skgp.linalg.runtime import one_thread, tile_rows
 
 
 class RegressorPredictions(RegressorFunctions):
@@ -87,8 +86,10 @@ class RegressorPredictions(RegressorFunctions):
             return self._prior(X, return_std, return_cov)
         if self.method_ != "exact":
             return self._predict_by_estimator(X, return_std, return_cov)
-        limited = return_cov or len(X) * len(self.X_train_) > CALLED_PAIRS  # else it is too quick
-        return (self._within_limits if limited else self._posterior)(X, return_std, return_cov)
+        if return_cov or len(X) * len(self.X_train_) > LIMITED_PAIRS:
+            return self._within_limits(X, return_std, return_cov)
+        with one_thread(pools=False):
+            return self._posterior(X, return_std, return_cov)
 
     def _prior(self, X: Any, return_std: bool, return_cov: bool) -> Any:
         fixed = ConstantKernel(1.0, "fixed") * RBF(1.0, "fixed")
@@ -109,11 +110,12 @@ class RegressorPredictions(RegressorFunctions):
             mean, scale = self._in_units(K @ self.alpha_)
             return mean, of_targets(covariance(self.L_, K, self.kernel_(X)), scale**2)
         means, variances = [], []
-        size = tile_rows(8 * TILE_MATRICES * len(self.X_train_))
+        n = len(self.X_train_)
+        size = min(tile_rows(8 * TILE_MATRICES * n), max(TILE_LEAST, TILE_PAIRS // n))
         for start in range(0, len(X), size):
             rows = X[start : start + size]
             K = cross_gram(self.kernel_, rows, self.X_train_)
-            means.append(K @ self.alpha_)
+            means.append(posterior_mean(K, self.alpha_))
             if return_std:
                 variances.append(variance(self.L_, K, self.kernel_.diag(rows)))
         mean, scale = self._in_units(np.concatenate(means))

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from scipy.linalg.blas import dtrsm
 
-from skgp.inference.defaults import DENSE_ENTRIES
+from skgp.inference.defaults import DENSE_ENTRIES, SOLVED_ENTRIES
 from skgp.linalg.cholesky import cho_solve, jittered_cholesky, tri_solve
 
 
@@ -31,6 +31,13 @@ def condition(A: np.ndarray, Y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return L.numpy(), cho_solve(L, _tensor(Y)).numpy()
 
 
+def posterior_mean(K_new: np.ndarray, alpha: np.ndarray) -> np.ndarray:
+    """Posterior means given K_* (p, n), of the shape of alpha: (p,) or (p, t)."""
+    if K_new.size <= SOLVED_ENTRIES:
+        return K_new @ alpha
+    return (_tensor(K_new) @ _tensor(alpha)).numpy()
+
+
 def variance(L: np.ndarray, K_new: np.ndarray, prior: np.ndarray) -> np.ndarray:
     """Posterior variances (p,) given K_* (p, n) and the prior ones; ``O(n^2 p)``. May round < 0."""
     V = _whitened(L, K_new)
@@ -43,7 +50,7 @@ def variance_and_weights(
     """`variance`, and :math:`A^{-1} K_*^T` (n, p): minus half its derivative in K_*."""
     V = _whitened(L, K_new)
     variance = prior - np.einsum("ij,ij->j", V, V)
-    if K_new.size > DENSE_ENTRIES:
+    if K_new.size > SOLVED_ENTRIES:
         return variance, tri_solve(_tensor(L).T, _tensor(V), upper=True).numpy()
     if L.flags.f_contiguous:
         return variance, dtrsm(1.0, L, V, lower=1, trans_a=1)
@@ -58,7 +65,7 @@ def covariance(L: np.ndarray, K_new: np.ndarray, prior: np.ndarray) -> np.ndarra
 
 def _whitened(L: np.ndarray, K_new: np.ndarray) -> np.ndarray:
     """V (n, p)."""
-    if K_new.size <= DENSE_ENTRIES:
+    if K_new.size <= SOLVED_ENTRIES:
         if L.flags.f_contiguous:  # either way nothing is copied
             return dtrsm(1.0, L, K_new.T, lower=1)
         return dtrsm(1.0, L.T, K_new.T, trans_a=1)

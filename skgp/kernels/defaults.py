@@ -86,4 +86,7 @@ DEVICE_SHARE = 0.25
 
 # ---- training
 CALLED_PAIRS = 2**18  # up to which a call of scikit-learn's kernel is as quick as a tile
+#: Up to which distances of many pairs are quicker one by one (SciPy) than by a product of matrices:
+#: tiles of 256 new rows by 1000 to 10000, RBF and Matern 3/2, 1 to 64 columns.
+DISTANCE_COLUMNS = 8
 CALLED_ROWS = 2000  # up to which its gradients of kernels without a closed form here are, too

@@ -216,6 +216,28 @@ def profile_of_few(nu: float, s: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return linear + s * decay / 3, linear / -6
 
 
+def values_of_few(nu: float, s: np.ndarray) -> np.ndarray:
+    """k(s) alone, in the memory of s: new memory takes longer than the arithmetic."""
+    if nu == math.inf:
+        s *= -0.5
+        return np.exp(s, out=s)
+    np.minimum(s, LARGEST_SQUARE, out=s)  # infinity times k = 0 is no number
+    np.sqrt(s, out=s)
+    decay = np.negative(s)
+    np.exp(decay, out=decay)
+    if nu == 0.5:
+        return decay
+    if nu == 1.5:
+        s += 1
+    else:  # 1 + r + r^2 / 3
+        linear = s + 1
+        s *= s
+        s /= 3
+        s += linear
+    s *= decay
+    return s
+
+
 def _stationary_leaf(part: Part) -> _StationaryLeaf | None:
     """Of an expression that was bound: constants times one RBF or Matern; None of any other."""
     parts = factors(part)

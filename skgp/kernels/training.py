@@ -35,10 +35,16 @@ from torch import Tensor
 
 from skgp.linalg.cholesky import raise_diagonal_
 
-from .defaults import CALLED_PAIRS, CALLED_ROWS, LARGEST_SQUARE
+from .defaults import CALLED_PAIRS, CALLED_ROWS, DISTANCE_COLUMNS, LARGEST_SQUARE
 from .expression import MATERN_NU, split_noise, theta_places
 from .gram import gram, gram_diag, gram_tile
-from .pairwise import GramWithGradient, PairwiseKernel, closed_form, profile_of_few
+from .pairwise import (
+    GramWithGradient,
+    PairwiseKernel,
+    closed_form,
+    profile_of_few,
+    values_of_few,
+)
 
 Pull = Callable[[np.ndarray], np.ndarray]  # W (p, n) to the gradients (p, d)
 
@@ -174,15 +180,21 @@ class CalledGram:
 def cross_gram(kernel: Kernel, X: Any, Z: Any) -> np.ndarray:
     """K(X, Z), (p, n), of new inputs X and training inputs Z, in NumPy, without noise.
 
-    Many pairs take one product of matrices (`skgp.kernels.gram.gram_tile`), a few of constants
-    times one stationary leaf one pass over the distances; any other kernel is called.
+    Constants times one stationary leaf take one pass over the distances, of a few pairs or a few
+    columns; of other kernels many pairs take one product of matrices
+    (`skgp.kernels.gram.gram_tile`), and a few a call.
     """
     if not kernel.requires_vector_input:
         return kernel(X, Z)
-    if len(X) * len(Z) <= CALLED_PAIRS:
-        found = _of_few_pairs(kernel, X, Z)
-        return kernel(X, Z) if found is None else found[0]
-    if not can_evaluate(kernel):
+    few = len(X) * len(Z) <= CALLED_PAIRS
+    if few or X.shape[1] <= DISTANCE_COLUMNS:
+        found = _scaled_squares(kernel, X, Z)
+        if found is not None:
+            leaf, amplitude, s = found
+            K = values_of_few(getattr(leaf, "nu", np.inf), s)
+            K *= amplitude
+            return K
+    if few or not can_evaluate(kernel):
         return kernel(X, Z)
     tensors = (torch.tensor(array, dtype=torch.float64) for array in (X, Z))
     return gram_tile(split_noise(kernel)[0], *tensors).numpy()
@@ -228,10 +240,13 @@ def _check_differentiable(kernel: Kernel) -> None:
         )
 
 
-def _of_few_pairs(kernel: Kernel, X: Any, Z: Any) -> tuple[np.ndarray, Pull] | None:
-    """Constants times one RBF or Matern, and noise; None of any other expression.
+def _scaled_squares(
+    kernel: Kernel, X: np.ndarray, Z: np.ndarray
+) -> tuple[Kernel, float, np.ndarray] | None:
+    r"""Constants times one RBF or Matern, and noise; None of any other expression.
 
-    The covariance, and the pullback of `cross_gram_with_gradient`.
+    The leaf, the product of the constants, and :math:`s` (p, n), the squared distances over the
+    length scales, times :math:`2 \nu` of a Matern.
     """
     amplitude = 1.0
     while type(kernel) in (Sum, Product):
@@ -243,21 +258,34 @@ def _of_few_pairs(kernel: Kernel, X: Any, Z: Any) -> tuple[np.ndarray, Pull] | N
         amplitude *= constant.constant_value if dropped is ConstantKernel else 1.0
     if type(kernel) not in (RBF, Matern) or getattr(kernel, "nu", np.inf) not in MATERN_NU:
         return None
-    nu = getattr(kernel, "nu", np.inf)
     if np.size(kernel.length_scale) not in (1, X.shape[1]):
         return None  # a call says what does not fit
     s = cdist(X / kernel.length_scale, Z / kernel.length_scale, "sqeuclidean")
-    squared = 1.0 if nu == np.inf else 2 * nu  # s of inputs over length scales
-    s *= squared
+    s *= _square_factor(kernel)
+    return kernel, amplitude, s
+
+
+def _square_factor(leaf: Kernel) -> float:
+    """s of inputs over length scales: 1 of an RBF, 2 nu of a Matern."""
+    nu = getattr(leaf, "nu", np.inf)
+    return 1.0 if nu == np.inf else 2 * nu
+
+
+def _of_few_pairs(kernel: Kernel, X: Any, Z: Any) -> tuple[np.ndarray, Pull] | None:
+    """The covariance and the pullback of `cross_gram_with_gradient`, of the same expressions."""
+    found = _scaled_squares(kernel, X, Z)
+    if found is None:
+        return None
+    leaf, amplitude, s = found
     np.minimum(s, LARGEST_SQUARE, out=s)  # beyond, inputs are infinitely far apart
-    K, slope = profile_of_few(nu, s)
+    K, slope = profile_of_few(getattr(leaf, "nu", np.inf), s)
     K *= amplitude
-    scale = kernel.length_scale
+    scale, factor = leaf.length_scale, 2 * _square_factor(leaf) * amplitude
 
     def pull(W: np.ndarray) -> np.ndarray:
         """2 k'(s) (a_i - b_j) / l, summed; inputs from one of them, for the sake of digits."""
         A, B = ((np.asarray(each, dtype=float) - Z[0]) / scale for each in (X, Z))
-        H = (2 * squared * amplitude) * slope * W
+        H = factor * slope * W
         return (A * H.sum(1)[:, None] - H @ B) / scale
 
     return K, pull

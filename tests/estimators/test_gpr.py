@@ -5,6 +5,7 @@ import warnings
 
 import numpy as np
 import pytest
+import torch
 from sklearn.gaussian_process import GaussianProcessRegressor as Original
 from sklearn.gaussian_process.kernels import (
     RBF,
@@ -102,8 +103,9 @@ def test_rows_beyond_those_of_numpy_give_the_same_fit(device_rows, monkeypatch):
     few = GaussianProcessRegressor(KERNELS["sum"], optimizer=None).fit(X, Y)
     monkeypatch.setattr("skgp.kernels.pairwise.FEW_ROWS", device_rows - 1)
     monkeypatch.setattr("skgp.inference.dense.DENSE_ENTRIES", 0)
+    monkeypatch.setattr("skgp.inference.dense.SOLVED_ENTRIES", 0)
     monkeypatch.setattr(training, "CALLED_PAIRS", 0)
-    monkeypatch.setattr("skgp.estimators._gpr_prediction.CALLED_PAIRS", 0)
+    monkeypatch.setattr("skgp.estimators._gpr_prediction.LIMITED_PAIRS", 0)
     many = GaussianProcessRegressor(KERNELS["sum"], optimizer=None).fit(X, Y)
     assert many.log_marginal_likelihood_value_ == pytest.approx(few.log_marginal_likelihood_value_)
     for mine, other in zip(many.predict(X_NEW, True), few.predict(X_NEW, True), strict=True):
@@ -238,6 +240,23 @@ def test_tiles_of_new_rows_are_predicted_alike(name, y, monkeypatch):
         np.testing.assert_allclose(tiled, expected, atol=1e-12)
     np.testing.assert_allclose(model.predict(many), mean, atol=1e-12)
     assert max(sizes) == 7
+
+
+def test_predictions_of_few_pairs_take_one_thread_of_torch(monkeypatch):
+    model = GaussianProcessRegressor(KERNELS["ard"], optimizer=None).fit(X, Y)
+    threads, product = [], _gpr_prediction.posterior_mean
+    monkeypatch.setattr(
+        _gpr_prediction,
+        "posterior_mean",
+        lambda K, alpha: threads.append(torch.get_num_threads()) or product(K, alpha),
+    )
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        model.predict(np.tile(X, (3, 1)), return_std=True)
+        assert threads == [1] and torch.get_num_threads() == 3
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_predictions_of_many_rows_keep_to_the_budget(monkeypatch):
