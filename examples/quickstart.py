@@ -47,7 +47,7 @@ def main() -> None:
     args = parse_arguments()
     table = read_csv(args.data, args.target) if args.data else diabetes()
     X_train, X_test, y_train, y_test = split(table)
-    shape = f"{len(y_train)} training rows, {len(y_test)} test rows, {X_train.shape[1]} columns"
+    shape = f"{len(y_train)} training points, {len(y_test)} test points, {X_train.shape[1]} columns"
     print(f"{table.name}: {shape}")
     start = time.perf_counter()
     model = QSGPRegressor(random_state=0).fit(X_train, y_train)
@@ -181,7 +181,7 @@ def report(model: QSGPRegressor, X: np.ndarray, y: np.ndarray, y_train: np.ndarr
     plain_nlpd = 0.5 * np.log(2 * np.pi * std**2) + 0.5 * np.mean((y - mean) ** 2) / std**2
     print(f"solver                    {model.solver_}, basis {model.basis_}")
     print(f"RMSE                      {rmse:.4g}   (of the mean alone {plain_rmse:.4g})")
-    print(f"NLPD, nats a row          {nlpd:.4g}   (of one normal law {plain_nlpd:.4g})")
+    print(f"NLPD, nats an observation {nlpd:.4g}   (of one normal distribution {plain_nlpd:.4g})")
     print(f"coverage of 95% intervals {np.mean((lower <= y) & (y <= upper)):.1%}")
 
 
@@ -202,7 +202,7 @@ def draw(model: QSGPRegressor, X: np.ndarray, y: np.ndarray, path: Path) -> None
     bars = [np.maximum(mean - lower, 0), np.maximum(upper - mean, 0)]
     left.errorbar(mean, y[shown], xerr=bars, fmt="o", ms=3, lw=0.7, alpha=0.6)
     left.axline((y.mean(), y.mean()), slope=1, color="black", lw=1)
-    left.set(xlabel="predicted, with 95% interval", ylabel="observed", title="Test rows")
+    left.set(xlabel="predicted, with 95% interval", ylabel="observed", title="Test points")
     right.plot([0, 1], [0, 1], color="black", lw=1)
     right.plot(COVERAGES, covered, "o-")
     right.set(xlabel="asked for", ylabel="found", title="Coverage of the intervals")

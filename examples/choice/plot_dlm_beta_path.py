@@ -3,10 +3,10 @@ How much regularisation: the path of beta
 =========================================
 
 All objectives of :class:`~skgp.DLMGPRegressor` but FITC are a loss plus ``beta`` times the
-divergence of the posterior from the prior. The evidence lower bound (ELBO) has ``beta=1``,
-which is Bayes' rule if the model is right. For a sparse model it need not be the best choice, and
-for the other losses there is none such. ``beta="auto"`` tries 8, 4, ..., 0.015 and lets rows held
-out decide.
+divergence of the posterior from the prior. The evidence lower bound (ELBO) has ``beta=1``, which is
+Bayes' rule if the model is right. For a sparse model it need not be the best choice, and for the
+other losses there is none such. ``beta="auto"`` tries 8, 4, ..., 0.015 and lets held-out
+observations decide.
 """
 
 import time
@@ -32,7 +32,7 @@ def fit(objective: str, beta: float | str) -> tuple[DLMGPRegressor, float]:
 
 
 def scores(model: DLMGPRegressor) -> str:
-    """Error and negative log-density of rows that took part in nothing, in one line."""
+    """Error and negative log-density of test points, in one line."""
     rmse = np.sqrt(np.mean((model.predict(X_test) - y_test) ** 2))
     nlpd = -model.log_predictive_density(X_test, y_test).mean()
     return f"RMSE {rmse:.3f}  NLPD {nlpd:6.3f}"
@@ -40,8 +40,8 @@ def scores(model: DLMGPRegressor) -> str:
 
 # %%
 # From 1 down, then from 1 up, every fit of the path begins where the one before it ended, so that
-# all of them cost no more than a few single ones. ``beta_path_`` has the loss of the rows held out
-# for each.
+# all of them cost no more than a few single ones. ``beta_path_`` has the loss of the held-out
+# observations for each.
 objectives = {"elbo": "ELBO", "log_loss": "log-loss", "square_loss": "square loss"}
 paths = {}
 for objective in objectives:
@@ -59,6 +59,6 @@ for axis, (objective, model) in zip(axes, paths.items(), strict=True):
     axis.plot(betas, losses, ".-")
     axis.plot(model.beta_, model.beta_path_[model.beta_], "o", color="C3", ms=10, fillstyle="none")
     axis.set(xscale="log", xlabel="beta", title=objectives[objective])
-axes[0].set_ylabel("mean loss of the rows held out")
+axes[0].set_ylabel("mean loss of held-out data")
 axes[2].set_ylabel("half the mean squared error")
 plt.show()

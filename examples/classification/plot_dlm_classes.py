@@ -19,7 +19,7 @@ from skgp.displays import expected_calibration_error
 
 
 def draw_rows(n: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Uniform rows; two of a hundred labels are wrong."""
+    """Uniform points; two of a hundred labels are wrong."""
     rng = np.random.default_rng(seed)
     X = rng.uniform([0, 0], [4, 2], (n, 2))
     board = np.floor(X / 0.5).sum(1) % 2
@@ -43,16 +43,17 @@ sizes = (20, 40)
 models = {(objective, m): fit(objective, m) for objective in titles for m in sizes}
 
 # %%
-# Variance that the inducing points leave unexplained counts against the ELBO at every row, so that
-# it settles for a small amplitude and long length scales. The log-loss can afford a large variance:
-# it makes probabilities vague where no inducing point (white) is near, and lets the others be sure.
+# Variance that the inducing points leave unexplained counts against the ELBO at every observation,
+# so that it settles for a small amplitude and long length scales. The log-loss can afford a large
+# variance: it makes probabilities vague where no inducing point (white) is near, and lets the
+# others be sure.
 side = 90
 axes_of_grid = np.linspace(0, 4, 2 * side), np.linspace(0, 2, side)
 points = np.stack(np.meshgrid(*axes_of_grid), axis=-1).reshape(-1, 2)
 figure, axes = plt.subplots(3, 1, figsize=(6.5, 8.5), layout="constrained")
 style = {"extent": (0, 4, 0, 2), "origin": "lower", "aspect": "auto", "vmin": 0, "vmax": 1}
 axes[0].scatter(*X.T, c=y, cmap="RdBu_r", s=8)
-axes[0].set(xlim=(0, 4), ylim=(0, 2), title="training rows")
+axes[0].set(xlim=(0, 4), ylim=(0, 2), title="training points")
 for axis, (objective, title) in zip(axes[1:], titles.items(), strict=True):
     model = models[objective, 20]
     proba = model.predict_proba(points)[:, 1].reshape(side, 2 * side)
@@ -62,7 +63,8 @@ for axis, (objective, title) in zip(axes[1:], titles.items(), strict=True):
 figure.colorbar(image, ax=axes[1:], label="probability of class 1")
 
 # %%
-# Log-loss, which is what ``objective="log_loss"`` is after, and calibration on rows held out.
+# Log-loss, which is what ``objective="log_loss"`` is after, and calibration on held-out
+# observations.
 print(f"{'':<18}{'accuracy':>9}{'log-loss':>10}{'ECE':>8}")
 for (objective, n_inducing), model in models.items():
     loss = -model.log_predictive_density(X_test, y_test).mean()

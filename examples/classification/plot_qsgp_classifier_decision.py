@@ -29,8 +29,8 @@ def grid(X: np.ndarray, margin: float) -> tuple[np.ndarray, tuple[float, float, 
 
 
 # %%
-# Up to 2000 rows the model is the Laplace approximation of the full Gaussian process: one basis
-# function a row.
+# Up to 2000 observations the model is the Laplace approximation of the full Gaussian process: one
+# basis function per observation.
 model = QSGPClassifier(random_state=0).fit(X, y)
 print(f"{model.kernel_}; {model.n_basis_} basis functions, {model.covariance_} covariance")
 points, extent = grid(X, margin=1.5)
@@ -41,7 +41,7 @@ mean, var = model.latent_mean_and_variance(points)
 # posterior, :math:`\int g(f) N(f; m, v) \, df` ("moderated"), which draws it towards one half where
 # the variance is large. Both find the same class likelier. Laplace's approximation overstates the
 # variance where f is large, so ``predict_proba`` averages over :math:`N(m, \kappa v)` with
-# :math:`\kappa` in ``moderation_``: chosen on held-out rows, or small where there are few.
+# :math:`\kappa` in ``moderation_``: chosen on held-out observations, or small where there are few.
 likelihood = Bernoulli("logit")
 at_mean, averaged = (
     likelihood.prob(torch.tensor(mean), torch.tensor(factor * var)).numpy() for factor in (0, 1)
@@ -70,7 +70,7 @@ for axis, (title, values) in zip(axes.flat, panels, strict=True):
     axis.set_title(title)
 
 # %%
-# On rows that it has not seen:
+# On observations that it has not seen:
 density = model.log_predictive_density(X_test, y_test).mean()
 print(f"accuracy {model.score(X_test, y_test):.3f}, mean log-probability {density:.4f} nats")
 

@@ -1,9 +1,9 @@
 """
-A decision boundary, and the points that one row uses
-=====================================================
+A decision boundary, and the neighbours of one point
+====================================================
 
-:class:`~skgp.SWSGPClassifier` on two crescents. Each row, in training and in prediction, sees
-nothing of the posterior but the H inducing points nearest to it, in the metric of the kernel.
+:class:`~skgp.SWSGPClassifier` on two crescents. Each observation, in training and in prediction,
+sees nothing of the posterior but the H inducing points nearest to it, in the metric of the kernel.
 """
 
 import matplotlib.pyplot as plt
@@ -27,13 +27,13 @@ models = {
 }
 for name, model in models.items():
     density = model.log_predictive_density(X_test, y_test).mean()
-    print(f"{name:<22} accuracy {model.score(X_test, y_test):.3f}, {-density:.4f} nats a row")
+    print(f"{name:<22} accuracy {model.score(X_test, y_test):.3f}, {-density:.4f} nats per label")
 
 # %%
-# Where the neighbours of two rows differ, so do their conditionals: f is continuous, and steep if H
-# is small. Label kriging has no inducing points but the rows: it kriges the labels, -1
-# and +1, from the nearest rows and turns the result into a probability by a link that was fitted to
-# labels left out.
+# Where the neighbours of two observations differ, so do their conditionals: f is continuous, and
+# steep if H is small. Label kriging has no inducing points but the observations: it kriges the
+# labels, -1 and +1, from the nearest observations and turns the result into a probability by a link
+# that was fitted to held-out labels.
 side = 120
 low, high = X.min(0) - 0.5, X.max(0) + 0.5
 grid = np.stack(np.meshgrid(*(np.linspace(low[j], high[j], side) for j in range(2))), axis=-1)

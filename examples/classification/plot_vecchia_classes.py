@@ -3,8 +3,8 @@ A boundary of coarse and fine detail: inducing points, neighbours, and both
 ===========================================================================
 
 The boundary has a wave that twenty inducing points follow, and a ripple that they cannot.
-:class:`~skgp.VecchiaGPClassifier` gives every row a value of its own, tied to inducing points and
-to its neighbours; Laplace's log evidence compares the three.
+:class:`~skgp.VecchiaGPClassifier` gives every observation a value of its own, tied to inducing
+points and to its neighbours; Laplace's log evidence compares the three.
 """
 
 import matplotlib.pyplot as plt

@@ -1,6 +1,6 @@
 r"""
-One import, beyond a few thousand rows
-======================================
+One import, and beyond a few thousand observations
+==================================================
 
 ``skgp.GaussianProcessRegressor`` takes the place of scikit-learn's. On a hundred observations both
 find the same hyper-parameters and predict the same. On a hundred thousand of the same function, for

@@ -2,11 +2,10 @@ r"""
 Counts with more variance than Poisson's
 ========================================
 
-Counts vary about their rate at least as a Poisson law does, and mostly more: what drives them is
-not all in X. :class:`~skgp.DLMGPRegressor` with ``likelihood="poisson"`` has a rate exp(f), and a
-variance of f makes predicted counts vary more. Under the evidence lower bound
-(ELBO) that variance shrinks as rows come in. The log-loss keeps as much of it as the counts ask
-for.
+Counts vary about their rate at least as a Poisson distribution does, and mostly more: what drives
+them is not all in X. :class:`~skgp.DLMGPRegressor` with ``likelihood="poisson"`` has a rate exp(f),
+and a variance of f makes predicted counts vary more. Under the evidence lower bound (ELBO) that
+variance shrinks as observations come in. The log-loss keeps as much of it as the counts ask for.
 
 Here the rate is smooth in x and multiplied by a random factor of mean 1: the counts are
 negative-binomial, of variance :math:`\lambda + \lambda^2 / 2`.
@@ -37,7 +36,7 @@ for objective in ("elbo", "log_loss"):
     lower, upper = model.predict_interval(X_test, coverage=0.9)
     density = model.log_predictive_density(X_test, y_test).mean()
     inside = np.mean((lower <= y_test) & (y_test <= upper))
-    print(f"{objective:<9} {-density:.3f} nats a row, {inside:.1%} in the 90% intervals")
+    print(f"{objective:<9} {-density:.3f} nats per count, {inside:.1%} in the 90% intervals")
 
 figure, axes = plt.subplots(1, 2, figsize=(11, 4), sharey=True, layout="constrained")
 for axis, (objective, model) in zip(axes, models.items(), strict=True):
@@ -51,8 +50,8 @@ axes[0].set(ylabel="count", ylim=(-2, np.quantile(y_train, 0.998)))
 axes[0].legend(loc="upper left", fontsize=8)
 
 # %%
-# The probability of every count at one x, beside that of the law that the counts are drawn from.
-# Its mean there is taken from 200 000 counts of the generator, near x.
+# The probability of every count at one x, beside that of the distribution that the counts are drawn
+# from. Its mean there is taken from 200 000 counts of the generator, near x.
 X_many, y_many = make_counts(200_000, mean=10.0, length_scale=0.3, random_state=0)
 figure, axes = plt.subplots(1, 2, figsize=(11, 3.6), layout="constrained")
 for axis, x in zip(axes, (-0.7, 0.6), strict=True):

@@ -3,10 +3,10 @@ The rate of events that have dates
 ==================================
 
 Explosions in British coal mines, 191 between 1851 and 1962, are the standard example of a point
-process whose rate changes: many in the 1800s, few later. Counts in narrow bins have Poisson laws of
-rate :math:`e^{f(t)}`; with a Gaussian process f this is a log-Gaussian Cox process, and
-:class:`~skgp.StateSpaceGPRegressor` takes one site a bin, however many there are. Here events are
-drawn from a rate of that kind, so that what is found can be compared with it.
+process whose rate changes: many in the 1800s, few later. Counts in narrow bins have Poisson
+distributions of rate :math:`e^{f(t)}`; with a Gaussian process f this is a log-Gaussian Cox
+process, and :class:`~skgp.StateSpaceGPRegressor` takes one site a bin, however many there are. Here
+events are drawn from a rate of that kind, so that what is found can be compared with it.
 
 ``python examples/counts/plot_state_space_counts.py FOLDER`` takes ``FOLDER/coal.npz``,
 with the dates ``events`` in years, in their place.

@@ -5,7 +5,7 @@ How many random Fourier features?
 ``basis="fourier"`` replaces the kernel by ``n_basis`` random cosines and sines. The more of them,
 the nearer the model is to the exact Gaussian process, and the longer a fit takes: with
 ``solver="cholesky"`` :math:`O(n m^2 + m^3)` time and :math:`O(m^2)` memory, whatever the number of
-rows.
+observations.
 
 The data are one draw of a Gaussian process whose kernel is known, so that nothing but the number of
 features differs between the fits.
@@ -28,7 +28,8 @@ kernel = 1.0 * RBF(0.3) + WhiteKernel(0.01)
 
 
 # %%
-# Root-mean-square error, and the mean negative log-density (nats a row) of rows held out.
+# Root-mean-square error, and the mean negative log-density (nats per observation) of held-out
+# observations.
 def scores(mean: np.ndarray, std: np.ndarray) -> tuple[float, float]:
     """RMSE, and MNLP under independent normal laws."""
     z = (y_test - mean) / std
@@ -58,7 +59,7 @@ for n_basis in sizes:
 
 # %%
 # Once the features resolve the kernel, more of them buy little.
-names = ["RMSE", "MNLP, nats a row", "seconds to fit"]
+names = ["RMSE", "MNLP, nats per observation", "seconds to fit"]
 figure, axes = plt.subplots(1, 3, figsize=(12, 3.6), layout="constrained")
 for axis, name, values in zip(axes, names, zip(*rows, strict=True), strict=True):
     axis.plot(sizes, values, "o-", label="QSGP")

@@ -1,14 +1,15 @@
 r"""
-Predicting several rows together
-================================
+Joint predictions of several points
+===================================
 
-Predictions of a sparse-within-sparse GP are made a row at a time, each from its own neighbours; of
-two rows together they say nothing. ``predict(X, return_cov=True)`` and ``sample_y`` need more. By
-default two rows covary as the errors of their predictions do under the prior, plus what they share
-of the posterior: a covariance that is positive semi-definite and agrees with the row-by-row
-variances, and for two rows is the same whatever rows come with them.
-``joint_prediction="union"`` is that of the paper, section 4.5: all rows condition on the union of
-all neighbours. Both are compared with the exact Gaussian process of the same kernel.
+Predictions of a sparse-within-sparse GP are made one point at a time, each from its own
+neighbours; they say nothing of two points jointly. ``predict(X, return_cov=True)`` and
+``sample_y`` need more. By default two points covary as the errors of their predictions do
+under the prior, plus what they share of the posterior: a covariance that is positive semi-definite
+and agrees with the pointwise variances, and for two points is the same whatever
+points come with them. ``joint_prediction="union"`` is that of the paper, section 4.5: all
+points condition on the union of all neighbours. Both are compared with the exact Gaussian
+process of the same kernel.
 """
 
 import matplotlib.pyplot as plt
@@ -29,7 +30,7 @@ exact_mean, exact_cov = exact.predict(line, return_cov=True)
 
 
 def fit(n_neighbors: int, joint_prediction: str = "local", **options) -> SWSGPRegressor:
-    """The kernel is in the units of y as it is; one inducing point a row unless asked for less."""
+    """The kernel is in the units of y; by default every observation is an inducing point."""
     return SWSGPRegressor(
         kernel,
         optimizer=None,
@@ -42,12 +43,12 @@ def fit(n_neighbors: int, joint_prediction: str = "local", **options) -> SWSGPRe
 
 
 # %%
-# Errors of mean and covariance, as root mean squares over the 80 rows and all pairs of them, and
-# what the mean variance of f is of that of the exact process. ``predict`` is about y: the noise,
-# 0.09, is in the diagonals of both. Kriging from the H nearest rows tends to the exact process as H
-# grows. The variational posterior has a diagonal S, whose entries say how well a value of u is
-# known *given the others*; a row at a time its means are better, and its variances and covariances
-# of f too small. A full S, of M squared numbers, has not that fault: see
+# Errors of mean and covariance, as root mean squares over the 80 points and all pairs of
+# them, and what the mean variance of f is of that of the exact process. ``predict`` is about y: the
+# noise, 0.09, is in the diagonals of both. Kriging from the H nearest observations tends to the
+# exact process as H grows. The variational posterior has a diagonal S, whose entries say how well a
+# value of u is known *given the others*; one point at a time its means are better, and its
+# variances and covariances of f too small. A full S, of M squared numbers, has not that fault: see
 # ``examples/large/plot_swsgp_regression.py``.
 variance = np.trace(exact_cov) / len(x) - 0.09
 kinds = {"kriging": {"method": "kriging"}, "diagonal S": {}}
@@ -64,7 +65,7 @@ for name, options in kinds.items():
             )
 
 # %%
-# A row's prediction does not change with the company under "local"; under "union" it does.
+# The prediction of a point does not depend on the others under "local"; under "union" it does.
 for joint in ("local", "union"):
     model = fit(16, joint, method="kriging")
     alone = model.predict(line[:1], return_cov=True)

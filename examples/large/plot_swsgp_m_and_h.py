@@ -1,10 +1,11 @@
 """
-How many inducing points, and how many of them a row
-====================================================
+How many inducing points, and how many neighbours
+=================================================
 
-:class:`~skgp.SWSGPRegressor` has M inducing points (``n_inducing``), H of which each row uses
-(``n_neighbors``). M decides how much of the function can be told apart, H how well a row makes use
-of it, and H alone what a row costs: a factorisation of H x H, whatever M.
+:class:`~skgp.SWSGPRegressor` has M inducing points (``n_inducing``), H of which each observation
+uses (``n_neighbors``). M decides how much of the function can be told apart, H how well an
+observation makes use of it, and H alone what an observation costs: a factorisation of H x H,
+whatever M.
 """
 
 import time
@@ -21,8 +22,8 @@ X, y = make_smooth(n_train + 2000, n_features=3, length_scale=0.25, noise=0.2, r
 X_train, X_test, y_train, y_test = X[:n_train], X[n_train:], y[:n_train], y[n_train:]
 
 # %%
-# Hyper-parameters are learned from rows given the rows next to them. They have no need of M and H,
-# so that one search does for all.
+# Hyper-parameters are learned from observations given the observations next to them. They have no
+# need of M and H, so that one search does for all.
 kernel = 1.0 * RBF(1.0) + WhiteKernel(0.1)
 start = time.perf_counter()
 kernel = SWSGPRegressor(kernel, n_inducing=100, random_state=0).fit(X_train, y_train).kernel_
@@ -30,7 +31,7 @@ print(f"{kernel}: {time.perf_counter() - start:.1f} s")
 
 
 def scores(n_inducing: int, n_neighbors: int, **options) -> tuple[float, float, float]:
-    """Error, negative log density in nats a row, and the seconds of fit and prediction."""
+    """Error, negative log density per observation, and the seconds of fit and prediction."""
     start = time.perf_counter()
     model = SWSGPRegressor(
         kernel,
@@ -53,7 +54,7 @@ table = np.array([[scores(M, H) for H in Hs] for M in Ms])
 # length scale have nothing to say. The noise has a standard deviation of 0.2 (dotted), below which
 # no error can fall.
 figure, axes = plt.subplots(1, 3, figsize=(13, 3.8), layout="constrained")
-titles = ("RMSE", "nats a row, the lower the better", "seconds: fit and predictions")
+titles = ("RMSE", "nats per observation, lower is better", "seconds: fit and predictions")
 for k, (axis, title) in enumerate(zip(axes, titles, strict=True)):
     for i, M in enumerate(Ms):
         axis.plot(Hs, table[i, :, k], ".-", label=f"M = {M}")
@@ -66,9 +67,10 @@ axes[0].legend()
 
 # %%
 # What else there is, at H = 16. ``method="kriging"`` takes no posterior at all and predicts from
-# the H nearest *rows*. With all rows at hand that is about what M = N inducing points do. Of 300
-# rows it knows no more than those, while 300 inducing points have learned from all. With a KL
-# weight of 1, that of the paper, the inducing variables overfit: the more of them, the worse.
+# the H nearest *observations*. With all observations at hand that is about what M = N inducing
+# points do. Of 300 observations it knows no more than those, while 300 inducing points have learned
+# from all. With a KL weight of 1, that of the paper, the inducing variables overfit: the more of
+# them, the worse.
 for name, options in {
     "variational": {},
     "variational, KL weight 1": {"kl_weight": 1.0},

@@ -25,7 +25,8 @@ X, y = X[kept], y[kept]
 x_grid = np.linspace(-1.1, 1.1, 600)
 
 # %%
-# The kernel is learned once, from rows given their neighbours, before there is any posterior.
+# The kernel is learned once, from observations given their neighbours, before there is any
+# posterior.
 searched = SWSGPRegressor(1.0 * Matern(1.0, nu=2.5) + WhiteKernel(0.1), random_state=0).fit(X, y)
 print(searched.kernel_)
 
@@ -50,7 +51,7 @@ for name, chosen in options.items():
     error = np.sqrt(np.mean((mean - y_test) ** 2))
     density = models[name].log_predictive_density(X_test, y_test).mean()
     print(
-        f"{name:<32} {seconds:5.2f} s  RMSE {error:.4f}  {-density:.4f} nats a row  "
+        f"{name:<32} {seconds:5.2f} s  RMSE {error:.4f}  {-density:.4f} nats per observation  "
         f"std of f {np.sqrt(np.median(var)):.3f}"
     )
 
@@ -58,7 +59,7 @@ for name, chosen in options.items():
 # Means are alike; under the weight of the paper they follow the noise further. Bands of f are
 # narrower where S is diagonal: its entries say how well each value of u is known given the others,
 # which among neighbours is better than how well it is known. In intervals for y, which are mostly
-# noise here, that hardly shows. Away from the rows all bands widen to those of the prior.
+# noise here, that hardly shows. Away from the observations all bands widen to those of the prior.
 figure, axes = plt.subplots(2, 2, figsize=(11, 6.5), sharex=True, sharey=True, layout="constrained")
 for axis, (name, model) in zip(axes.flat, models.items(), strict=True):
     mean, var = model.latent_mean_and_variance(x_grid[:, None])

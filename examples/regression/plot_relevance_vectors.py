@@ -6,12 +6,12 @@ Five hundred noisy values of the sinc function, and the few of them that
 :class:`~skgp.QSGPRegressor` keeps with ``basis="relevance"``. This is figure 3 of Evans and Nair,
 "Quadruply stochastic Gaussian processes", 2020.
 
-Every training row has a basis function, the kernel centred on it, and a prior precision of its own.
-At the maximum of the evidence most precisions are infinite and their functions gone; the rows left
-are the relevance vectors (Tipping, 2001). The paper's figure keeps 13.
+Every training point has a basis function, the kernel centred on it, and a prior precision of its
+own. At the maximum of the evidence most precisions are infinite and their functions gone; the
+observations left are the relevance vectors (Tipping, 2001). The paper's figure keeps 13.
 
 The model is as small as its vectors: prediction and pickles do not depend on the number of training
-rows. Its error bars pay for that: every function vanishes far from its vector, and with it the
+points. Its error bars pay for that: every function vanishes far from its vector, and with it the
 variance of f. For error bars that return to the prior use ``basis="inducing"``.
 """
 
@@ -30,7 +30,7 @@ X_grid = np.linspace(-14, 14, 500)[:, None]
 model = QSGPRegressor(1.0 * RBF(2.0) + WhiteKernel(0.01), basis="relevance", random_state=0)
 model.fit(X, y)
 mean, std = model.predict(X_grid, return_std=True)
-print(f"{model.n_relevance_vectors_} relevance vectors of {len(X)} rows; {model.kernel_}")
+print(f"{model.n_relevance_vectors_} relevance vectors of {len(X)} points; {model.kernel_}")
 
 # %%
 # One standard deviation about the mean of a new observation, noise included.
@@ -47,7 +47,7 @@ axis.set(xlabel="x", ylabel="y", xlim=(-14, 14), title="no data in the grey marg
 axis.legend(loc="upper right")
 
 # %%
-# More rows, not more vectors: the number grows with what there is to describe.
+# More observations, not more vectors: the number grows with what there is to describe.
 sizes = (100, 300, 1000, 3000)
 counts = []
 for n in sizes:
@@ -57,5 +57,5 @@ for n in sizes:
     counts.append(other.fit(X_n, y_n).n_relevance_vectors_)
 figure, axis = plt.subplots(figsize=(5, 3.5), layout="constrained")
 axis.semilogx(sizes, counts, "o-")
-axis.set(xlabel="training rows", ylabel="relevance vectors", ylim=(0, max(counts) + 3))
+axis.set(xlabel="training points", ylabel="relevance vectors", ylim=(0, max(counts) + 3))
 plt.show()

@@ -4,7 +4,7 @@ Targets of which some are grossly wrong
 
 A tenth of the training targets is grossly wrong. Under Gaussian noise the squared error makes each
 of them count; :class:`~skgp.QSGPRegressor` with ``likelihood="laplace"`` takes the absolute error
-instead, so that a row pulls no harder the further away it lies.
+instead, so that an observation pulls no harder the further away it lies.
 """
 
 import matplotlib.pyplot as plt
@@ -55,9 +55,10 @@ for axis, (name, model) in zip(axes, models.items(), strict=True):
 axes[0].legend(loc="upper left", fontsize=8)
 
 # %%
-# The share of wrong targets, and the error on rows that have none. Without any, Gaussian noise is
-# the truth and does slightly better. As the share grows the Laplace scale grows with it, and the
-# intervals on clean rows become too wide: one scale has to serve right and wrong targets alike.
+# The share of wrong targets, and the error on observations that have none. Without any, Gaussian
+# noise is the truth and does slightly better. As the share grows the Laplace scale grows with it,
+# and the intervals on clean observations become too wide: one scale has to serve right and wrong
+# targets alike.
 shares = (0.0, 0.05, 0.1, 0.2, 0.3)
 figure, axes = plt.subplots(1, 2, figsize=(9, 3.6), layout="constrained")
 for name in ("gaussian", "laplace"):
@@ -70,7 +71,7 @@ for name in ("gaussian", "laplace"):
     axes[0].plot(shares, rmse, "o-", label=name)
     axes[1].plot(shares, nlpd, "o-", label=name)
     print(f"{name:>9}: RMSE", np.round(rmse, 3), "NLPD", np.round(nlpd, 2))
-for axis, title in zip(axes, ("RMSE to the sinc", "NLPD on clean rows, nats"), strict=True):
+for axis, title in zip(axes, ("RMSE to the sinc", "NLPD of clean targets, nats"), strict=True):
     axis.set(xlabel="share of wrong targets", title=title)
 axes[0].legend()
 plt.show()

@@ -3,7 +3,7 @@ Effects that add up
 ===================
 
 With several columns :class:`~skgp.StateSpaceGPRegressor` is an additive model, a function of each
-column. Columns are cut into bins, and the work depends on these and hardly on the rows; few
+column. Columns are cut into bins, and the work depends on these and hardly on the observations; few
 distinct values, hours say, are their own bins. Each function has a length scale and an amplitude of
 its own, so that one of a column that does not matter is flat.
 
@@ -56,7 +56,7 @@ for posterior in ("mean_field", "joint"):
     density = model.log_predictive_density(X_test, y_test).mean()
     print(
         f"{posterior:<10} {time.perf_counter() - start:.1f} s  RMSE {error:.4f}  "
-        f"{-density:.4f} nats a row"
+        f"{-density:.4f} nats per observation"
     )
 trees = HistGradientBoostingRegressor(random_state=0).fit(X, y)
 error = np.sqrt(np.mean((trees.predict(X_test) - y_test) ** 2))
@@ -65,9 +65,9 @@ for name, kernel in zip(FEATURES, models["joint"].component_kernels_, strict=Tru
     print(f"{name:<12} {kernel}")
 
 # %%
-# Components are centred over the rows; with the intercept they sum to the prediction. Of the two
-# temperatures the data know the sum of the effects much better than either, and only the joint
-# posterior says so.
+# Components are centred over the observations; with the intercept they sum to the prediction. Of
+# the two temperatures the data know the sum of the effects much better than either, and only the
+# joint posterior says so.
 for posterior, model in models.items():
     mean, std = model.predict_components(X_test, return_std=True)
     rest = np.abs(mean.sum(axis=1) + model.intercept_ - model.predict(X_test)).max()

@@ -55,7 +55,7 @@ for columns in (["when"], ["when", "temperature", "holiday"]):
 
 # %%
 # The forecast knows the weather of those days; one of tomorrow takes the forecast of the weather.
-# Predictions have the index of their rows.
+# Predictions have the index of their inputs.
 shown = slice(-24 * 24, None)
 mean, std = model.predict(X[shown], return_std=True)
 figure, axis = plt.subplots(figsize=(10, 4), layout="constrained")
@@ -67,7 +67,7 @@ axis.legend(ncols=3)
 
 # %%
 # Each part with its band, beside the truth. Levels of parts are known up to a constant, which the
-# truth's mean over the training rows takes out here.
+# truth's mean over the training points takes out here.
 parts, stds = model.predict_components(X, return_std=True)
 parts.columns = stds.columns = list(truth)
 figure, axes = plt.subplots(4, 1, figsize=(10, 9), layout="constrained")

@@ -48,7 +48,7 @@ for nu in (0.5, 1.5):
     found = np.mean(model.predict(X[test]) == NAMES[true[test]])
     print(
         f"nu = {nu}: bound {model.elbo_:.1f} nats, {time.perf_counter() - start:.1f} s; "
-        f"held out {-density:.3f} nats a reading, true state found {found:.1%}"
+        f"held out {-density:.3f} nats per reading, true state found {found:.1%}"
     )
 print(f"readings right {np.mean(read[test] == true[test]):.1%}")
 best = max(models.values(), key=lambda model: model.elbo_)

@@ -3,8 +3,8 @@ Have the samples settled? Traces and diagnostics
 ================================================
 
 Samples stand for a posterior once chains have forgotten where they began, or once importance
-weights are even enough. Here are samplers of :class:`~skgp.BayesianGPRegressor` on 80 rows, and
-what R-hat, effective sample sizes and Pareto k say of them.
+weights are even enough. Here are samplers of :class:`~skgp.BayesianGPRegressor` on 80 observations,
+and what R-hat, effective sample sizes and Pareto k say of them.
 """
 
 import warnings

@@ -2,10 +2,11 @@
 Averaging or optimising: where it matters
 =========================================
 
-Does a prediction gain from averaging over the hyper-parameters? With few rows, clearly; with many
-the posterior is narrow and its optimum as good. Here are functions of three columns, drawn from
-a Gaussian process, with 10 to 160 rows each. Their hyper-parameters are averaged over, or set to
-the optimum of the same posterior, or to the optimum of the evidence alone, as is customary.
+Does a prediction gain from averaging over the hyper-parameters? With few observations, clearly;
+with many the posterior is narrow and its optimum as good. Here are functions of three columns,
+drawn from a Gaussian process, with 10 to 160 observations each. Their hyper-parameters are averaged
+over, or set to the optimum of the same posterior, or to the optimum of the evidence alone, as is
+customary.
 """
 
 import warnings
@@ -19,15 +20,15 @@ from sklearn.gaussian_process.kernels import RBF, WhiteKernel
 from skgp import BayesianGPRegressor
 from skgp.datasets import make_smooth
 
-# With ten rows the optimum of the evidence lies at the bounds now and then, which scikit-learn
-# warns of.
+# With ten observations the optimum of the evidence lies at the bounds now and then, which
+# scikit-learn warns of.
 warnings.simplefilter("ignore", ConvergenceWarning)
 SIZES, N_FUNCTIONS, N_TEST = (10, 20, 40, 80, 160), 6, 500
 METHODS = ("average over the posterior", "its optimum", "optimum of the evidence")
 
 
 def scores(n: int, seed: int) -> list[tuple[float, float]]:
-    """NLPD, and coverage of 95% intervals, of each method on rows held out."""
+    """NLPD, and coverage of 95% intervals, of each method on held-out data."""
     X, y = make_smooth(n + N_TEST, n_features=3, length_scale=0.7, noise=0.3, random_state=seed)
     X_test, y_test = X[n:], y[n:]
     kernel = 1.0 * RBF([1.0] * 3) + WhiteKernel(0.1)
@@ -49,13 +50,14 @@ results = np.array(
 )  # (sizes, functions, methods, 2)
 
 # %%
-# Coverage says why: with ten rows the optimum takes the pattern that it sees for the truth, and
-# intervals that should hold 95% of the rows hold far fewer. Those of the average are wide enough.
+# Coverage says why: with ten observations the optimum takes the pattern that it sees for the truth,
+# and intervals that should hold 95% of the observations hold far fewer. Those of the average are
+# wide enough.
 figure, axes = plt.subplots(1, 2, figsize=(10, 4), layout="constrained")
 for axis, values, title in zip(
     axes,
     np.moveaxis(results, -1, 0),
-    ("NLPD of rows held out, nats", "coverage of 95% intervals"),
+    ("NLPD of held-out data, nats", "coverage of 95% intervals"),
     strict=True,
 ):
     for number, method in enumerate(METHODS):
@@ -63,7 +65,7 @@ for axis, values, title in zip(
         error = values[:, :, number].std(1) / np.sqrt(N_FUNCTIONS)
         axis.errorbar(SIZES, mean, error, marker=".", capsize=2, label=method)
         print(f"{title:<30} {method:<28}", np.round(mean, 3))
-    axis.set(title=title, xlabel="rows", xscale="log", xticks=SIZES)
+    axis.set(title=title, xlabel="observations", xscale="log", xticks=SIZES)
     axis.set_xticklabels(SIZES)
     axis.minorticks_off()
 axes[1].axhline(0.95, color="k", linestyle=":")

@@ -2,7 +2,7 @@
 What the hyper-parameters may be, and what that does to predictions
 ===================================================================
 
-Twelve noisy rows do not say how long the length scale is or how large the noise.
+Twelve noisy observations do not say how long the length scale is or how large the noise.
 :class:`~skgp.BayesianGPRegressor` samples what they may be and averages its predictions over the
 samples. A single optimum, which other Gaussian processes plug in, is one story among several.
 """
@@ -43,9 +43,9 @@ axis.legend()
 
 # %%
 # Left: the means of some samples, each a Gaussian process of its own; those with short length
-# scales follow every row, those with long ones and much noise hardly any. Right: their mixture,
-# and the optimum plugged in (``model.plug_in()``), which tells one of the stories and has the
-# narrower intervals.
+# scales follow every observation, those with long ones and much noise hardly any. Right: their
+# mixture, and the optimum plugged in (``model.plug_in()``), which tells one of the stories and has
+# the narrower intervals.
 optimum = model.plug_in()
 figure, axes = plt.subplots(1, 2, figsize=(11, 4), sharey=True, layout="constrained")
 chosen = rng.choice(len(theta), 12, p=model.sample_weights_)

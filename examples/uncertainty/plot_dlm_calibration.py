@@ -56,8 +56,8 @@ for axis, (objective, title) in zip(axes, titles.items(), strict=True):
 axes[0].legend(loc="upper right", fontsize=8)
 
 # %%
-# Over all rows even the intervals of the ELBO hold about as many as they should: too few on the
-# left, all of them on the right. Coverage by region, and the log-density, tell.
+# Over all observations even the intervals of the ELBO hold about as many as they should: too few on
+# the left, all of them on the right. Coverage by region, and the log-density, tell.
 left = X_test[:, 0] < 5
 figure, axes = plt.subplots(1, 2, figsize=(9, 4), layout="constrained")
 for axis, (objective, title) in zip(axes, titles.items(), strict=True):
@@ -66,7 +66,7 @@ for axis, (objective, title) in zip(axes, titles.items(), strict=True):
         CoverageDisplay.from_estimator(model, X_test[rows], y_test[rows], ax=axis, name=name)
     axis.legend(axis.lines[1::2], ("x < 5", "x > 5"))
     density = model.log_predictive_density(X_test, y_test).mean()
-    axis.set_title(f"{title}: {-density:.2f} nats a row")
+    axis.set_title(f"{title}: {-density:.2f} nats per observation")
 
 # %%
 # With more inducing points there is less to be missed, and the objectives come together. The
@@ -84,7 +84,7 @@ for objective in ("elbo", "log_loss", "square_loss"):
     axes[0].plot(sizes, rmse, "o-", label=objective)
     axes[1].plot(sizes, nlpd, "o-", label=objective)
     print(f"{objective:>11}: RMSE", np.round(rmse, 3), "NLPD", np.round(nlpd, 2))
-for axis, title in zip(axes, ("RMSE", "NLPD, nats a row"), strict=True):
+for axis, title in zip(axes, ("RMSE", "NLPD, nats per observation"), strict=True):
     axis.set(xticks=sizes, xlabel="inducing points", title=title)
 axes[0].legend()
 plt.show()

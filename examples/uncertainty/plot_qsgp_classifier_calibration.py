@@ -2,11 +2,10 @@
 Calibration of a classifier
 ===========================
 
-Of the rows that a calibrated classifier gives a probability of 0.7, seven of ten are of the class.
-The reliability diagram of scikit-learn and
-:func:`~skgp.displays.expected_calibration_error` check it here for :class:`~skgp.QSGPClassifier`,
-logistic regression, a support-vector machine with Platt's sigmoid, and scikit-learn's own
-Gaussian-process classifier.
+Of the observations that a calibrated classifier gives a probability of 0.7, seven of ten are of the
+class. The reliability diagram of scikit-learn and :func:`~skgp.displays.expected_calibration_error`
+check it here for :class:`~skgp.QSGPClassifier`, logistic regression, a support-vector machine with
+Platt's sigmoid, and scikit-learn's own Gaussian-process classifier.
 
 The data are two normal classes in two columns, one inside the other, so that the true probability
 of the class is known, and with it the best log-loss and the calibration error that chance alone
@@ -36,7 +35,7 @@ X_test, y_test = make_ringnorm(10_000, n_features=2, random_state=1)
 # The true probability follows from the two densities: N(0, 4 I) for class 0, N(a 1, I) for class 1
 # with a = 2 / sqrt(2).
 def true_probability(X: np.ndarray) -> np.ndarray:
-    """Probability of class 1 at each row."""
+    """Probability of class 1 at each point."""
     log_wide = -0.125 * np.sum(X**2, axis=1) - 2 * np.log(2)
     log_narrow = -0.5 * np.sum((X - np.sqrt(2)) ** 2, axis=1)
     return 1 / (1 + np.exp(log_wide - log_narrow))
@@ -67,18 +66,18 @@ for name, p in probabilities.items():
 
 # %%
 # The expected calibration error is the mean distance of the points from the diagonal, weighted by
-# the rows of each bin. It says nothing of how much the probabilities tell: a constant, the share of
-# the class, is calibrated. The log-loss counts both.
+# the observations of each bin. It says nothing of how much the probabilities tell: a constant, the
+# share of the class, is calibrated. The log-loss counts both.
 figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4.6), layout="constrained")
 for name, model in models.items():
     CalibrationDisplay.from_estimator(model, X_test, y_test, n_bins=15, name=name, ax=left)
-left.set_title("reliability on 10000 test rows")
+left.set_title("reliability on 10000 test points")
 shown = slice(0, 2000)
 for name in models:
     right.plot(
         probabilities["truth"][shown], probabilities[name][shown], ".", ms=2, alpha=0.5, label=name
     )
 right.plot([0, 1], [0, 1], "k:", lw=1)
-right.set(xlabel="true probability", ylabel="predicted probability", title="row by row")
+right.set(xlabel="true probability", ylabel="predicted probability", title="point by point")
 right.legend(markerscale=5)
 plt.show()

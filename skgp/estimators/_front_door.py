@@ -86,9 +86,10 @@ def choose_method(estimator: Any, X: Any, y: np.ndarray) -> tuple[str, str]:
 def _by_size(
     n: int, d: int, kernel: Kernel | None, likelihood: str, has_exact: bool, *, several: bool
 ) -> tuple[str, str]:
+    count = f"{n} observations are"
     if has_exact and n <= EXACT_ROWS:
-        return "exact", f"{n} rows are no more than {EXACT_ROWS}"
-    why = f"{n} rows are more than {EXACT_ROWS}" if has_exact else f"likelihood={likelihood!r}"
+        return "exact", f"{count} no more than {EXACT_ROWS}"
+    why = f"{count} more than {EXACT_ROWS}" if has_exact else f"likelihood={likelihood!r}"
     if likelihood == "laplace":
         return "qsgp", why
     if d == 1 and not several and (kernel is None or has_state_space(split_noise(kernel)[0])):
@@ -98,7 +99,7 @@ def _by_size(
     if likelihood in LINKS and d <= PLACES:
         return "neighbors", f"{why}, and X has no more than {PLACES} columns"
     if n > MANY_PLACES and d <= PLACES and _has_one_distance(kernel, d):
-        return "vecchia", f"{n} rows are more than {MANY_PLACES}, of no more than {PLACES} columns"
+        return "vecchia", f"{count} more than {MANY_PLACES}, of no more than {PLACES} columns"
     return "qsgp", f"{why}, and X has {d} column{'s' if d > 1 else ''}"
 
 

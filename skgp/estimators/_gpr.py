@@ -129,7 +129,7 @@ class GaussianProcessRegressor(
     >>> bool(abs(mean[0] - np.sin(2.5)) < 0.01)
     True
     >>> model.method_, model.reason_
-    ('exact', '60 rows are no more than 2000')
+    ('exact', '60 observations are no more than 2000')
     """
 
     _parameter_constraints: dict = {

@@ -317,9 +317,9 @@ def compare_routes(
     flops = CG_ITERATIONS * float(n) ** 2 * ENTRY_FLOPS
     affordable = flops <= CG_FLOPS.get(data.X.device.type, CG_FLOPS["cpu"])
     reason = (
-        f"the kernel matrix of {n} rows does not fit in memory; log density of rows left out, at "
-        f"random and in discs: {N_NEIGHBORS} neighbours {local:.3f}; {weights.basis} functions "
-        f"{trials[0]:.3f} ({TRIAL_FEATURES[0]}), {trials[1]:.3f} ({TRIAL_FEATURES[1]}), "
+        f"the kernel matrix of {n} observations does not fit in memory; log density of held-out "
+        f"data, at random and in discs: {N_NEIGHBORS} neighbours {local:.3f}; "
+        f"{weights.basis} functions {trials[0]:.3f} ({TRIAL_FEATURES[0]}), {trials[1]:.3f} ({TRIAL_FEATURES[1]}), "
         f"extrapolated {many:.3f} ({weights.size}); exact, by {EXACT_NEIGHBORS} neighbours, "
         f"{local + gain:.3f} ({'' if affordable else 'not '}affordable: {flops:.0e} flops)"
     )

@@ -139,12 +139,12 @@ def test_the_probit_link_is_that_of_its_own_likelihood():
 @pytest.mark.parametrize(
     ("inputs", "params", "method", "reason"),
     [
-        (X[:, :1], {}, "state_space", "40 rows are more than 20, and X has one column"),
+        (X[:, :1], {}, "state_space", "40 observations are more than 20, and X has one column"),
         (X, {}, "neighbors", "X has no more than 3 columns"),
         (np.tile(X, 3), {}, "qsgp", "X has 6 columns"),
         (X, {"kernel": PairwiseKernel()}, "exact", "evaluated by calling it"),
         (X, {"kernel": KERNELS["noise"]}, "exact", "contains a WhiteKernel"),
-        (X[:20], {}, "exact", "20 rows are no more than 20"),
+        (X[:20], {}, "exact", "20 observations are no more than 20"),
     ],
 )
 def test_auto_takes_the_method_that_suits(monkeypatch, inputs, params, method, reason):

@@ -283,7 +283,7 @@ def few_exact(monkeypatch):
 @pytest.mark.parametrize(
     ("inputs", "params", "method", "reason"),
     [
-        (SERIES, {}, "state_space", "40 rows are more than 20, and X has one column"),
+        (SERIES, {}, "state_space", "40 observations are more than 20, and X has one column"),
         (X, {}, "qsgp", "X has 2 columns"),
         (np.tile(X, 3), {}, "qsgp", "X has 6 columns"),
         (SERIES, {"kernel": DotProduct()}, "qsgp", "X has 1 column"),
@@ -291,7 +291,7 @@ def few_exact(monkeypatch):
         (SERIES, {"likelihood": "student_t"}, "state_space", "likelihood='student_t'"),
         (X, {"likelihood": "laplace"}, "qsgp", "likelihood='laplace'"),
         (X, {"kernel": 1.0 * PairwiseKernel()}, "exact", "evaluated by calling it"),
-        (X[:20], {}, "exact", "20 rows are no more than 20"),
+        (X[:20], {}, "exact", "20 observations are no more than 20"),
         (X, {"method": "exact"}, "exact", "as asked for"),
     ],
 )
