@@ -319,9 +319,10 @@ def compare_routes(
     reason = (
         f"the kernel matrix of {n} observations does not fit in memory; log density of held-out "
         f"data, at random and in discs: {N_NEIGHBORS} neighbours {local:.3f}; "
-        f"{weights.basis} functions {trials[0]:.3f} ({TRIAL_FEATURES[0]}), {trials[1]:.3f} ({TRIAL_FEATURES[1]}), "
-        f"extrapolated {many:.3f} ({weights.size}); exact, by {EXACT_NEIGHBORS} neighbours, "
-        f"{local + gain:.3f} ({'' if affordable else 'not '}affordable: {flops:.0e} flops)"
+        f"{weights.basis} functions {trials[0]:.3f} ({TRIAL_FEATURES[0]}), {trials[1]:.3f} "
+        f"({TRIAL_FEATURES[1]}), extrapolated {many:.3f} ({weights.size}); exact, "
+        f"by {EXACT_NEIGHBORS} neighbours, {local + gain:.3f} "
+        f"({'' if affordable else 'not '}affordable: {flops:.0e} flops)"
     )
     if affordable and local + gain > max(many, local) + LEAST_GAIN:
         return Plan("inducing", n, "cg", reason=reason)
