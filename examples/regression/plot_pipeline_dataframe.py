@@ -1,6 +1,6 @@
 """
-A data frame with gaps and categories
-=====================================
+A data frame with missing values and categories
+===============================================
 
 Tables have missing numbers and columns of words. In a pipeline they are imputed and encoded inside
 every fold, and the Gaussian process that follows gives the price of a house an interval.

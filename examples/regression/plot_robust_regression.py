@@ -1,6 +1,6 @@
 """
-Targets of which some are grossly wrong
-=======================================
+Outliers: targets of which some are grossly wrong
+=================================================
 
 A tenth of the training targets is grossly wrong. Under Gaussian noise the squared error makes each
 of them count; :class:`~skgp.QSGPRegressor` with ``likelihood="laplace"`` takes the absolute error

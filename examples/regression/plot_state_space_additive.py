@@ -1,6 +1,6 @@
 """
-Effects that add up
-===================
+Additive effects of columns
+===========================
 
 With several columns :class:`~skgp.StateSpaceGPRegressor` is an additive model, a function of each
 column. Columns are cut into bins, and the work depends on these and hardly on the observations; few

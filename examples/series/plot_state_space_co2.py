@@ -86,6 +86,8 @@ PredictiveBandDisplay.from_estimator(
 )
 axes[1].plot(X[ahead], y[ahead], ".", color="C3", ms=3, label="what came")
 axes[1].legend()
+for axis in axes:
+    axis.set(xlabel="year", ylabel="ppm")
 
 # %%
 # What each summand of the kernel adds, in ppm: components and ``intercept_`` sum to the mean. A

@@ -1,6 +1,6 @@
 """
-What the hyper-parameters may be, and what that does to predictions
-===================================================================
+The posterior of the hyper-parameters, and what it does to predictions
+======================================================================
 
 Twelve noisy observations do not say how long the length scale is or how large the noise.
 :class:`~skgp.BayesianGPRegressor` samples what they may be and averages its predictions over the
