@@ -28,6 +28,7 @@ from .defaults import ALIVE, CACHED
 from .distances import correct_far_, far_limit, scaled_inputs
 from .expression import Node, bind, check_kernel, factors
 from .gram import gram
+from .hyperparameters import free_of
 from .leaves import LEAVES
 from .specs import ActiveDims
 
@@ -209,10 +210,7 @@ class _StationaryTerm:
 
     def _of(self, factor: Node) -> Tensor:
         """Derivatives by the free hyper-parameters of one factor, in their order."""
-        parts = []
-        for hyper in factor.kernel.hyperparameters:
-            if not hyper.fixed:
-                parts.append(self._constant * self._derivative(hyper))
+        parts = [self._constant * self._derivative(hyper) for _, hyper in free_of(factor.kernel)]
         return torch.cat(parts) if parts else self._squares[:0]
 
     def _derivative(self, hyper) -> Tensor:

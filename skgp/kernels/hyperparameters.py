@@ -39,24 +39,29 @@ def names_of(cls: type) -> tuple[str, ...]:
     return tuple(name.removeprefix(_PREFIX) for name in dir(cls) if name.startswith(_PREFIX))
 
 
+def sizes_of(kernel: Kernel) -> list[int]:
+    """Number of elements of each hyper-parameter that is not fixed, in the order of theta."""
+    return [hyper.n_elements for _, hyper in free_of(kernel)]
+
+
 def n_dims_of(kernel: Kernel) -> int:
     """``kernel.n_dims``: how many numbers are free."""
-    return sum(hyper.n_elements for _, hyper in _free(kernel))
+    return sum(sizes_of(kernel))
 
 
 def theta_of(kernel: Kernel) -> np.ndarray:
     """``kernel.theta``, a new array (t,): their logarithms."""
-    values = [np.ravel(getattr(leaf, hyper.name)) for leaf, hyper in _free(kernel)]
+    values = [np.ravel(getattr(leaf, hyper.name)) for leaf, hyper in free_of(kernel)]
     return np.log(np.concatenate(values, dtype=float)) if values else np.empty(0)
 
 
 def bounds_of(kernel: Kernel) -> np.ndarray:
     """``kernel.bounds``, (t, 2): logarithms."""
-    bounds = [hyper.bounds for _, hyper in _free(kernel)]
+    bounds = [hyper.bounds for _, hyper in free_of(kernel)]
     return np.log(np.concatenate(bounds, dtype=float)) if bounds else np.empty((0, 2))
 
 
-def _free(kernel: Kernel) -> list[tuple[Kernel, Any]]:
+def free_of(kernel: Kernel) -> list[tuple[Kernel, Any]]:
     """The hyper-parameters that are not fixed, and the leaves that own them."""
     return [(leaf, hyper) for leaf, hyper in owned(kernel) if not hyper.fixed]
 
@@ -88,7 +93,7 @@ def copied(kernel: Kernel) -> Any:
 def with_theta(kernel: Kernel, theta: np.ndarray) -> Any:
     """``kernel.clone_with_theta(theta)``."""
     other, start = copied(kernel), 0
-    for leaf, hyper in _free(other):
+    for leaf, hyper in free_of(other):
         values = np.exp(theta[start : start + hyper.n_elements])
         start += hyper.n_elements
         leaf.set_params(**{hyper.name: values if hyper.n_elements > 1 else values[0]})

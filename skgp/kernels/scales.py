@@ -33,7 +33,7 @@ from skgp.linalg.runtime import constant
 from .defaults import ALIKE, FAR_LINEAR, LEVEL, OUTLYING, SCALE_ROWS, TAIL
 from .expression import register_kernel
 from .gram import gram, gram_diag
-from .hyperparameters import children_of
+from .hyperparameters import bounds_of, children_of, free_of, sizes_of, theta_of, with_theta
 from .specs import ActiveDims
 
 
@@ -123,9 +123,8 @@ def length_scales(kernel: Kernel, X: Tensor) -> Tensor:
 
 def length_scale_places(kernel: Kernel) -> np.ndarray:
     """Which elements of theta are length scales, shape (n_theta,), bool."""
-    free = [hyper for hyper in kernel.hyperparameters if not hyper.fixed]
-    is_length = [hyper.name.split("__")[-1] == "length_scale" for hyper in free]
-    return np.repeat(np.array(is_length, dtype=bool), [hyper.n_elements for hyper in free])
+    is_length = [hyper.name.split("__")[-1] == "length_scale" for _, hyper in free_of(kernel)]
+    return np.repeat(np.array(is_length, dtype=bool), sizes_of(kernel))
 
 
 def at_spread(kernel: Kernel, X: Tensor) -> Kernel:
@@ -141,8 +140,8 @@ def at_spread(kernel: Kernel, X: Tensor) -> Kernel:
     RBF(length_scale=[1.41, 14.1])
     """
     ratio = robust_std(X.cpu().numpy()) / length_scales(kernel, X).cpu().numpy()
-    theta = kernel.theta + _log_factors(kernel, ratio)
-    return kernel.clone_with_theta(np.clip(theta, *kernel.bounds.T))
+    theta = theta_of(kernel) + _log_factors(kernel, ratio)
+    return with_theta(kernel, np.clip(theta, *bounds_of(kernel).T))
 
 
 def _log_factors(kernel: Kernel, ratio: np.ndarray) -> np.ndarray:
@@ -153,13 +152,12 @@ def _log_factors(kernel: Kernel, ratio: np.ndarray) -> np.ndarray:
         return np.concatenate([_log_factors(child, ratio) for child in children])
     together = float(np.linalg.norm(ratio)) or 1.0
     factors = [np.zeros(0)]
-    for hyper in kernel.hyperparameters:
-        if not hyper.fixed:
-            moved = np.zeros(hyper.n_elements)
-            if hyper.name == "length_scale":
-                each = len(ratio) ** 0.5 * np.where(ratio > 0, ratio, together)
-                moved += np.log(each if hyper.n_elements == len(ratio) else together)
-            factors.append(moved)
+    for _, hyper in free_of(kernel):
+        moved = np.zeros(hyper.n_elements)
+        if hyper.name == "length_scale":
+            each = len(ratio) ** 0.5 * np.where(ratio > 0, ratio, together)
+            moved += np.log(each if hyper.n_elements == len(ratio) else together)
+        factors.append(moved)
     return np.concatenate(factors)
 
 

@@ -40,6 +40,7 @@ from skgp.data import Data, merge_replicates
 from skgp.inference.weights.posterior import standard_normal
 from skgp.kernels.expression import WhiteKernel, split_noise
 from skgp.kernels.gram import gram_diag
+from skgp.kernels.hyperparameters import bounds_of, n_dims_of, sizes_of, theta_of, with_theta
 from skgp.learning.calibration import choose_moderation
 from skgp.learning.defaults import LABEL_NOISE, LABEL_NOISE_BOUNDS
 from skgp.learning.label_scales import rescale_few
@@ -92,7 +93,7 @@ def fit_classification_hyperparameters(
     settings = settings or ClassificationSettings()
     for kernel in kernels:
         check_no_noise(kernel)
-    if all(kernel.n_dims == 0 for kernel in kernels):
+    if not any(map(n_dims_of, kernels)):
         return HyperparameterFit(kernels[0])
     data = Data(X, Y, row_weight)
     if row_weight is not None:
@@ -104,18 +105,18 @@ def fit_classification_hyperparameters(
         kernels = kernels if other is None else [*kernels, other]
     fits = []
     for kernel in kernels:
-        search.origin = kernel.theta
+        search.origin = theta_of(kernel)
         fits.append(search.tied(kernel, screen=True))
         if recorder.stopped:
             return max(fits, key=lambda fit: fit.score)
     best = max(range(len(fits)), key=lambda i: fits[i].score)
-    search.origin = kernels[best].theta
+    search.origin = theta_of(kernels[best])
     chosen = search.tied(fits[best].kernel) if search.is_screened_on_few else fits[best]
     # One length scale for all columns may be ahead until those of the others move.
     ratios = [i for i, kernel in enumerate(kernels) if search.has_ratios(kernel)]
     other = max(ratios, key=lambda i: (i == best, fits[i].score), default=best)
     fits = [chosen]
-    search.origin = kernels[other].theta
+    search.origin = theta_of(kernels[other])
     for refine, kernel in (
         (search.relaxed, chosen.kernel),
         (search.from_numbers, kernels[other]),
@@ -242,7 +243,7 @@ class _Search:
 
     def has_ratios(self, kernel) -> bool:
         """Whether any vector of length scales may be fitted one by one."""
-        return any(1 < size <= self.settings.max_free for size in _vector_sizes(kernel))
+        return any(1 < size <= self.settings.max_free for size in sizes_of(kernel))
 
     def _leave_one_out(self, kernel, data: Data):
         """The kernel, its theta from regression on labels scaled to the kernel's own variance."""
@@ -280,7 +281,7 @@ class _Search:
                 )
             except StopIteration:
                 pass
-        found = kernel.clone_with_theta(objective.best_theta)
+        found = with_theta(kernel, objective.best_theta)
         return self._scored(found, rows, objective)
 
     def _scored(self, kernel, rows: Data, objective: "_Objective") -> HyperparameterFit:
@@ -316,10 +317,11 @@ class _Objective:
 
     def __init__(self, search: _Search, kernel, moves: np.ndarray, rows: Data) -> None:
         self.search, self.kernel, self.moves, self.rows = search, kernel, moves, rows
-        self.start = np.clip(kernel.theta, *kernel.bounds.T) if kernel.n_dims else kernel.theta
-        sizes = _vector_sizes(kernel)
+        self.limits = bounds_of(kernel).T
+        self.start = np.clip(theta_of(kernel), *self.limits)
+        sizes = sizes_of(kernel)
         self.averaging = block_diag(_NOTHING, *(np.full((1, size), 1 / size) for size in sizes))
-        self.centring = np.eye(kernel.n_dims) - (self.averaging > 0).T @ self.averaging
+        self.centring = np.eye(len(self.start)) - (self.averaging > 0).T @ self.averaging
         self.evidence = LaplaceEvidence(
             kernel,
             rows.X,
@@ -333,7 +335,7 @@ class _Objective:
 
     def bounds(self) -> list[tuple[float, float]]:
         """Bounds of z within which every element of theta keeps its own."""
-        low, high = (self.kernel.bounds - self.start[:, None]).T
+        low, high = self.limits - self.start
         return [(low[move > 0].max(), high[move > 0].min()) for move in self.moves.T]
 
     def __call__(self, z: np.ndarray) -> tuple[float, np.ndarray]:
@@ -373,11 +375,6 @@ def directions(kernel, max_free: int) -> np.ndarray:
 
     Vectors of more than `max_free` elements move as a whole.
     """
-    sizes = _vector_sizes(kernel)
+    sizes = sizes_of(kernel)
     blocks = [np.eye(size) if size <= max_free else np.ones((size, 1)) for size in sizes]
     return block_diag(_NOTHING, *blocks)
-
-
-def _vector_sizes(kernel) -> list[int]:
-    """Number of elements of each hyper-parameter that is not fixed, in the order of theta."""
-    return [hyper.n_elements for hyper in kernel.hyperparameters if not hyper.fixed]

@@ -51,6 +51,7 @@ from torch import Tensor
 
 from skgp.data import Data, random_rows
 from skgp.kernels.expression import split_noise
+from skgp.kernels.hyperparameters import with_theta
 from skgp.kernels.scales import amplitude_range, scale_amplitude
 from skgp.learning.defaults import (
     AUTOCORRELATED,
@@ -90,7 +91,7 @@ class Choice:
     @property
     def kernel(self):
         """The expression at the optimum."""
-        return self.family.kernel.clone_with_theta(self.theta)
+        return with_theta(self.family.kernel, self.theta)
 
 
 def choose_kernel(
@@ -133,9 +134,8 @@ def maximise_evidence(
 ) -> tuple[Choice, list[float]]:
     """The optimum of one expression without priors, and the history; as :func:`choose_kernel`."""
     search = _Search(_WITHOUT_PRIORS, callback)
-    return search.run(
-        Family(kernel, data, _WITHOUT_PRIORS), kernel.theta, max_iter=max_iter
-    ), search.history
+    family = Family(kernel, data, _WITHOUT_PRIORS)
+    return search.run(family, family.start, max_iter=max_iter), search.history
 
 
 def fit_families(

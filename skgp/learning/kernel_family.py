@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from skgp.data import Data
+from skgp.kernels.hyperparameters import bounds_of, sizes_of, theta_of
 from skgp.learning.defaults import DIFFERENCE, FARTHEST, LEAST_CURVATURE
 from skgp.learning.evidence import EvidenceAt, ExactEvidence
 
@@ -71,10 +72,11 @@ class Family:
     def __init__(self, kernel, data: Data, settings: ChoiceSettings) -> None:
         self.kernel, self.data, self.settings = kernel, data, settings
         self.evidence = ExactEvidence(kernel, data)
-        self.start = np.array(kernel.theta, dtype=float)
-        self.scales = np.flatnonzero(_of_vectors(kernel))
+        sizes = np.array(sizes_of(kernel), dtype=int)
+        self.start = theta_of(kernel)
+        self.scales = np.flatnonzero(np.repeat(sizes > 1, sizes))
         self.noise_place = self.evidence.noise_place
-        self.bounds = np.asarray(kernel.bounds, dtype=float)
+        self.bounds = bounds_of(kernel)
         weight = data.y.new_ones(len(data)) if data.weight is None else data.weight
         self.total = float(weight.sum()) * data.n_targets
         squares = float((weight @ data.y.square()).sum())
@@ -121,12 +123,6 @@ class Family:
     def of_pure_noise(self) -> float:
         """Loss of a constant, in nats an observation."""
         return 0.5 * (math.log(2 * math.pi * self.variance) + 1)
-
-
-def _of_vectors(kernel) -> np.ndarray:
-    """Which elements of theta belong to a vector of hyper-parameters, (n_theta,)."""
-    free = [h.n_elements for h in kernel.hyperparameters if not h.fixed]
-    return np.repeat(np.array(free) > 1, free) if free else np.zeros(0, dtype=bool)
 
 
 # ------------------------------------------------------------------------------- leave-one-out

@@ -29,7 +29,8 @@ from skgp.data import Data
 from skgp.inference.newton import fit_newton
 from skgp.inference.weights.bases import WhitenedInducingBasis
 from skgp.inference.weights.design import StreamedDesign
-from skgp.kernels.scales import amplitude_range, scale_amplitude
+from skgp.kernels.hyperparameters import bounds_of, owned, theta_of, with_theta
+from skgp.kernels.scales import amplitude_range, length_scale_places, scale_amplitude
 from skgp.learning.amplitude import AmplitudeProblem, some_columns, without_own
 from skgp.learning.calibration import choose_moderation
 from skgp.learning.defaults import (
@@ -195,20 +196,12 @@ def scaled(kernel, factor: float):
 
     A part with a fixed length scale forbids too: the proportions of the parts are to stay.
     """
-    theta, position, found = kernel.theta.copy(), 0, False
-    for hyper in kernel.hyperparameters:
-        is_length = hyper.name.endswith("length_scale")
-        if is_length and hyper.fixed:
-            return None
-        if hyper.fixed:
-            continue
-        if is_length:
-            theta[position : position + hyper.n_elements] += np.log(factor)
-            found = True
-        position += hyper.n_elements
-    if not found or (theta < kernel.bounds[:, 0]).any() or (theta > kernel.bounds[:, 1]).any():
+    fixed = [hyper.fixed for _, hyper in owned(kernel) if hyper.name == "length_scale"]
+    theta = theta_of(kernel) + np.log(factor) * length_scale_places(kernel)
+    low, high = bounds_of(kernel).T
+    if not fixed or any(fixed) or (theta < low).any() or (theta > high).any():
         return None
-    return kernel.clone_with_theta(theta)
+    return with_theta(kernel, theta)
 
 
 class _Trial:

@@ -20,7 +20,7 @@ import torch
 
 from skgp.data import Data
 from skgp.kernels.expression import WhiteKernel, split_noise
-from skgp.kernels.hyperparameters import bounds_of, theta_of, with_theta
+from skgp.kernels.hyperparameters import bounds_of, sizes_of, theta_of, with_theta
 from skgp.kernels.scales import length_scale_places, with_variance
 from skgp.learning.defaults import LATENT_START_ROWS, NOISE_GRID
 from skgp.learning.kernel_choice import choose_kernel
@@ -77,8 +77,7 @@ def latent_structure(
     where one length scale for all columns predicts the numbers as well, or there are no others. The
     amplitude stays.
     """
-    free = [hyper.n_elements for hyper in kernel.hyperparameters if not hyper.fixed]
-    if max(free, default=0) < 2 or len(data) < 2:
+    if max(sizes_of(kernel), default=0) < 2 or len(data) < 2:
         return None
     theta, numbers = theta_of(kernel), _standardised(data, likelihood)
     unit = _with_noise(with_variance(kernel, numbers.X))

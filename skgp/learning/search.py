@@ -32,6 +32,7 @@ from skgp.data import Data, random_rows
 from skgp.inference.neighbors.search import MultiscaleSearch
 from skgp.kernels.expression import split_noise
 from skgp.kernels.gram import gram_diag
+from skgp.kernels.hyperparameters import n_dims_of
 from skgp.learning.defaults import LEAST_EFFECT, SCORED_NUMBERS
 from skgp.learning.evidence import leave_one_out_log_density
 from skgp.learning.kernel_choice import choose_kernel, fit_families, maximise_evidence
@@ -100,7 +101,7 @@ def fit_hyperparameters(
     """
     settings = settings or SearchSettings()
     n = data.X.shape[0]
-    if all(kernel.n_dims == 0 for kernel in kernels) or data.is_one_value:
+    if not any(map(n_dims_of, kernels)) or data.is_one_value:
         return HyperparameterFit(kernels[0])
     callback = StopRecorder(callback)
     subset = torch.randperm(n, generator=generator, device=generator.device)[: settings.subset_size]

@@ -36,6 +36,7 @@ from skgp.data import Data
 from skgp.inference.collapsed import merged_column
 from skgp.inference.sparse import SparseState, natural_gradients
 from skgp.kernels.expression import WhiteKernel, split_noise
+from skgp.kernels.hyperparameters import bounds_of, sizes_of, theta_of, with_theta
 from skgp.learning.defaults import GLOBAL_SEARCH, LEAST_EFFECT
 from skgp.learning.evidence import ExactEvidence
 from skgp.learning.hyperparameters import robust_hyperparameters
@@ -216,7 +217,7 @@ def _fit_evidence(start: _Evidence, data: Data, centre, problem: Problem) -> _Ev
     whole = start.kernel
     if likelihood.is_gaussian:
         whole = whole + white_kernel(likelihood, start.likelihood)
-    theta = torch.as_tensor(whole.theta)
+    theta = torch.as_tensor(theta_of(whole))
     if len(theta) == 0:
         return start
     if likelihood.is_gaussian:
@@ -231,7 +232,7 @@ def _fit_evidence(start: _Evidence, data: Data, centre, problem: Problem) -> _Ev
         gradient = torch.as_tensor(slope + slope_of_prior) / -data.total
         return -(value + of_prior) / data.total, {"theta": gradient}
 
-    low, high = torch.as_tensor(whole.bounds).to(theta).T
+    low, high = torch.as_tensor(bounds_of(whole)).to(theta).T
     found = minimize_lbfgs(
         loss,
         {"theta": theta},
@@ -240,7 +241,7 @@ def _fit_evidence(start: _Evidence, data: Data, centre, problem: Problem) -> _Ev
         bounds={"theta": (low, high)},
         callback=lambda i, info: problem.recorder(i, {"loss": info["loss"]}),
     )
-    whole = whole.clone_with_theta(found.parameters["theta"].numpy())
+    whole = with_theta(whole, found.parameters["theta"].numpy())
     if not likelihood.is_gaussian:
         return _Evidence(whole, start.likelihood, found.loss, tuple(found.history))
     noise = start.likelihood.new_tensor([whole.k2.noise_level]).log()
@@ -282,12 +283,11 @@ def _laplace_evidence(kernel, data: Data, likelihood: Likelihood, offset: Tensor
 
 def _log_prior(centre, ratio_std: float | None) -> LogDensity:
     """Of the ratios in a vector of length scales to those of `centre`, up to a constant."""
-    start, vectors, end = centre.theta, [], 0
-    for hyper in centre.hyperparameters if ratio_std is not None else ():
-        if not hyper.fixed:
-            begin, end = end, end + hyper.n_elements
-            if hyper.n_elements > 1:
-                vectors.append(slice(begin, end))
+    start, vectors, end = theta_of(centre), [], 0
+    for size in sizes_of(centre) if ratio_std is not None else ():
+        begin, end = end, end + size
+        if size > 1:
+            vectors.append(slice(begin, end))
 
     def log_prior(theta: np.ndarray) -> tuple[float, np.ndarray]:
         deviation = np.zeros_like(theta)
