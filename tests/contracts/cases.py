@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from sklearn.gaussian_process.kernels import (
     RBF,
     CompoundKernel,
+    ConstantKernel,
     DotProduct,
     ExpSineSquared,
     Matern,
@@ -101,6 +102,12 @@ KERNELS = {
     "compound": lambda d: (CompoundKernel([RBF(), RBF(2.0)]), None),
     "pairwise": lambda d: (PairwiseKernel(), None),
 }
+#: A search over these bounds takes every step of one, and few of them.
+NARROW = "narrow matern32"
+_NARROW_KERNEL = (
+    ConstantKernel(2.0, (1.9, 2.1)) * Matern(0.5, (0.45, 0.55), nu=1.5),
+    WhiteKernel(0.1, (0.09, 0.11)),
+)
 #: Kernels that some estimators may refuse.
 REFUSABLE_KERNELS = {"ard", "compound", "pairwise", "periodic", "linear", "rational", "product"}
 
@@ -188,7 +195,7 @@ class Case:
     def _kernel(self):
         if self.kernel == "default":
             return None
-        signal, noise = KERNELS[self.kernel](self.d)
+        signal, noise = _NARROW_KERNEL if self.kernel == NARROW else KERNELS[self.kernel](self.d)
         return signal if noise is None or self.is_classifier or self.counts else signal + noise
 
     def data(self):

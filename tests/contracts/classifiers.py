@@ -111,6 +111,12 @@ class ClassifierPredictions(EstimatorPredictions):
         """What the defaults learn of `problem`; not to be changed."""
         return cls().make().fit(*problem)
 
+    @pytest.fixture(scope="class")
+    @classmethod
+    def plain(cls, problem, X_new):
+        """Probabilities at X_new of a fit to `problem` with a kernel that is kept."""
+        return cls().proba(*problem, X_new)
+
     def proba(self, X, y, X_new, *, sample_weight=None, **params):
         """Probabilities at X_new of a fit with a kernel that is kept."""
         estimator = self.make(**{"kernel": self.kernel(), "optimizer": None, **params})
@@ -134,7 +140,7 @@ class ClassifierPredictions(EstimatorPredictions):
         assert mean.shape == var.shape == (7, 3)
 
     def test_everything_is_float64_even_of_a_fit_in_float32(self, problem, X_new):
-        estimator = self.make(dtype="float32").fit(*problem)
+        estimator = self.make(dtype="float32", kernel=self.kernel(), optimizer=None).fit(*problem)
         arrays = [
             estimator.predict_proba(X_new),
             estimator.predict_log_proba(X_new),
@@ -202,22 +208,18 @@ class ClassifierPredictions(EstimatorPredictions):
 
     # ---- labels ----------------------------------------------------------------------------
 
-    def test_names_of_the_classes_do_not_matter(self, problem, X_new):
+    def test_names_of_the_classes_do_not_matter(self, problem, plain, X_new):
         X, y = problem
         classes = np.unique(y)
         other = {name: f"{rank}{name}" for rank, name in enumerate(classes[::-1])}
         renamed = self.proba(X, np.array([other[label] for label in y]), X_new)
-        np.testing.assert_allclose(
-            renamed[:, ::-1], self.proba(X, y, X_new), atol=self.permutation_atol
-        )
+        np.testing.assert_allclose(renamed[:, ::-1], plain, atol=self.permutation_atol)
 
-    def test_order_of_the_rows_does_not_matter(self, problem, X_new):
+    def test_order_of_the_rows_does_not_matter(self, problem, plain, X_new):
         X, y = problem
         order = np.random.default_rng(5).permutation(len(y))
         np.testing.assert_allclose(
-            self.proba(X[order], y[order], X_new),
-            self.proba(X, y, X_new),
-            atol=self.permutation_atol,
+            self.proba(X[order], y[order], X_new), plain, atol=self.permutation_atol
         )
 
     # ---- weights ---------------------------------------------------------------------------
@@ -257,11 +259,11 @@ class ClassifierPredictions(EstimatorPredictions):
         )
 
     def test_defaults_are_accurate_at_any_scale_and_offset(self):
-        X, codes = make_moons(500, noise=0.15, random_state=0)
+        X, codes = make_moons(420, noise=0.15, random_state=0)
         X = X * [1e-3, 1e6] + [1e-2, 1e8]
         labels = np.array(["down", "up"])[codes]
-        estimator = self.make().fit(X[:200], labels[:200])
-        assert estimator.score(X[200:], labels[200:]) >= self.easy_accuracy
+        estimator = self.make().fit(X[:120], labels[:120])
+        assert estimator.score(X[120:], labels[120:]) >= self.easy_accuracy
 
     def test_defaults_are_accurate_with_three_classes(self, three):
         assert self.make().fit(*three).score(*three) >= self.least_score
@@ -336,37 +338,35 @@ class ClassifierContract(InputContract, ClassifierPredictions):
         assert fitted.score(X, y) >= self.least_score
 
     @pytest.mark.parametrize("kind", LABELS)
-    def test_labels_of_any_kind_give_the_same_fit(self, data, X_new, kind):
+    def test_labels_of_any_kind_give_the_same_fit(self, fitted, data, X_new, kind):
         X, y = data
         labels = LABELS[kind]
         codes = (y == "yes").astype(int)
         estimator = self.make(kernel=self.kernel(), optimizer=None).fit(X, labels[codes])
         assert estimator.classes_.tolist() == labels.tolist()
-        assert_same(estimator.predict_proba(X_new), self.proba(X, y, X_new))
+        assert_same(estimator.predict_proba(X_new), fitted.predict_proba(X_new))
         # scikit-learn's metrics do not read boxed numbers: no call of score.
         assert (estimator.predict(X) == labels[codes]).mean() >= self.least_score
         assert np.isfinite(estimator.log_predictive_density(X, labels[codes])).all()
 
     @pytest.mark.parametrize("dtype", ["category", "string"])
-    def test_labels_of_pandas(self, data, X_new, dtype):
+    def test_labels_of_pandas(self, fitted, data, X_new, dtype):
         pandas = pytest.importorskip("pandas")
         X, y = data
         estimator = self.make(kernel=self.kernel(), optimizer=None)
         estimator.fit(X, pandas.Series(y, dtype=dtype))
-        assert_same(estimator.predict_proba(X_new), self.proba(X, y, X_new))
+        assert_same(estimator.predict_proba(X_new), fitted.predict_proba(X_new))
 
     def test_class_weight_multiplies_sample_weight(self, problem, X_new):
         X, y = problem
         classes, codes = np.unique(y, return_inverse=True)
         class_weight = dict(zip(classes.tolist(), [2.0, 0.5, 1.0], strict=False))
         by_row = np.array([2.0, 0.5, 1.0])[codes]
-        for weights in (np.ones(len(y)), np.linspace(0.5, 2, len(y))):
+        for weights in (None, np.linspace(0.5, 2, len(y))):
             found = self.proba(X, y, X_new, sample_weight=weights, class_weight=class_weight)
-            expected = self.proba(X, y, X_new, sample_weight=weights * by_row)
+            together = by_row if weights is None else weights * by_row
+            expected = self.proba(X, y, X_new, sample_weight=together)
             np.testing.assert_allclose(found, expected, rtol=self.weight_rtol)
-        found = self.proba(X, y, X_new, class_weight=class_weight)
-        expected = self.proba(X, y, X_new, sample_weight=by_row)
-        np.testing.assert_allclose(found, expected, rtol=self.weight_rtol)
 
     def test_balanced_classes_weigh_the_same(self, problem, X_new):
         X, y = problem
@@ -380,11 +380,11 @@ class ClassifierContract(InputContract, ClassifierPredictions):
             expected = self.proba(X, y, X_new, sample_weight=by_row)
             np.testing.assert_allclose(found, expected, rtol=self.weight_rtol)
 
-    def test_class_weight_leaves_silent_classes_at_one(self, data, X_new):
+    def test_class_weight_leaves_silent_classes_at_one(self, fitted, data, X_new):
         found = self.proba(*data, X_new, class_weight={"yes": 5.0})
         expected = self.proba(*data, X_new, class_weight={"yes": 5.0, "no": 1.0})
         assert_same(found, expected)
-        assert found[:, 1].mean() > self.proba(*data, X_new)[:, 1].mean()
+        assert found[:, 1].mean() > fitted.predict_proba(X_new)[:, 1].mean()
 
     def test_pipeline_passes_probabilities_through(self, data):
         X, y = data
@@ -394,7 +394,7 @@ class ClassifierContract(InputContract, ClassifierPredictions):
 
     def test_cross_validated_log_loss_beats_the_base_rate(self, data):
         X, y = data
-        scores = cross_val_score(self.make(), X, y, scoring="neg_log_loss", cv=3)
+        scores = cross_val_score(self.make(), X, y, scoring="neg_log_loss", cv=2)
         assert scores.mean() > -np.log(2)
 
     def test_fit_refuses_one_class(self, data):

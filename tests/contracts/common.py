@@ -158,22 +158,19 @@ class EstimatorPredictions:
     def test_optimizer_none_keeps_the_kernel(self, fitted):
         np.testing.assert_allclose(fitted.kernel_.theta, self.kernel().theta, rtol=1e-12)
 
-    def test_fit_and_predict_touch_no_global_state(self, data):
-        before = torch.get_rng_state(), torch.get_default_dtype(), torch.is_grad_enabled()
-        numpy_before = np.random.get_state()[1].copy()
-        estimator = self.make_iterative(random_state=5).fit(*data)
-        for method, arguments in self.methods(*data).items():
-            getattr(estimator, method)(*arguments)
-        assert torch.equal(torch.get_rng_state(), before[0])
-        assert (torch.get_default_dtype(), torch.is_grad_enabled()) == before[1:]
-        np.testing.assert_array_equal(np.random.get_state()[1], numpy_before)
-
     # ---- callbacks and Ctrl-C --------------------------------------------------------------
 
     def test_callbacks_hear_every_task_once_and_change_nothing(self, data, iterated, X_new):
-        """Nor does anything else, where ``random_state`` is the same."""
+        """Nor does anything else, where ``random_state`` is the same; and global state stays."""
+        before = torch.get_rng_state(), torch.get_default_dtype(), torch.is_grad_enabled()
+        numpy_before = np.random.get_state()
         recorder = Recorder()
         watched = self.make_iterative(random_state=5).set_callbacks(recorder).fit(*data)
+        for method, arguments in self.methods(*data).items():
+            getattr(watched, method)(*arguments)
+        assert torch.equal(torch.get_rng_state(), before[0])
+        assert (torch.get_default_dtype(), torch.is_grad_enabled()) == before[1:]
+        np.testing.assert_equal(np.random.get_state(), numpy_before)
         assert_same(watched.kernel_.theta, iterated.kernel_.theta)
         assert_same(self.outputs(watched, X_new), self.outputs(iterated, X_new))
         assert recorder.ended.count("iteration") >= 3
@@ -259,15 +256,16 @@ class InputContract:
             found = self.outputs(other, pandas.DataFrame(X_new, columns=["a", "b"]))
         assert_same(found, self.outputs(fitted, X_new))
 
-    @pytest.mark.parametrize("scoring", [None, log_predictive_density_scorer])
-    def test_grid_search_reaches_into_the_kernel(self, data, scoring):
+    def test_grid_search_reaches_into_the_kernel(self, data):
         search = GridSearchCV(
             self.make(kernel=self.scalar_kernel, optimizer=None),
             {self.length_scale: [0.01, 2.0]},
-            scoring=scoring,
+            scoring={"score": self.scoring, "density": log_predictive_density_scorer},
+            refit="density",
             cv=3,
         ).fit(*data)
         assert search.best_params_ == {self.length_scale: 2.0}
+        assert search.cv_results_["rank_test_score"].tolist() == [2, 1]
         parameters = search.best_estimator_.kernel_.get_params()
         assert parameters[self.length_scale.removeprefix("kernel__")] == 2.0
 
@@ -299,18 +297,17 @@ class InputContract:
         assert type(estimator).__name__ in capsys.readouterr().out
         pickle.dumps(estimator.set_callbacks())
 
-    def test_verbose_prints_a_line_an_iteration(self, data, capsys):
-        self.make_iterative(verbose=2).fit(*data)
-        lines = capsys.readouterr().out.splitlines()
-        assert sum("iteration 1," in line for line in lines) >= 1
-        assert all(line.startswith("[") for line in lines)
-
-    def test_fit_works_outside_the_main_thread(self, data, iterated, X_new):
-        result, model = [], self.make_iterative(random_state=5)
+    def test_fit_outside_the_main_thread_prints_a_line_an_iteration(
+        self, data, iterated, X_new, capsys
+    ):
+        result, model = [], self.make_iterative(random_state=5, verbose=2)
         thread = threading.Thread(target=lambda: result.append(model.fit(*data)))
         thread.start()
         thread.join()
         assert_same(self.outputs(result[0], X_new), self.outputs(iterated, X_new))
+        lines = capsys.readouterr().out.splitlines()
+        assert sum("iteration 1," in line for line in lines) >= 1
+        assert all(line.startswith("[") for line in lines)
 
     @pytest.mark.parametrize(
         ("weights", "message"),

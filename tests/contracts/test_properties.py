@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import skgp
-from tests.contracts.cases import ESTIMATORS, Case, cases, documented_values, plain_cases
+from tests.contracts.cases import ESTIMATORS, NARROW, Case, cases, documented_values, plain_cases
 from tests.contracts.properties import (
     check_case,
     check_order,
@@ -73,7 +73,7 @@ def test_units_are_but_units(name, n_cases):
     _run(check_units, n_cases, case=plain_cases(name, ["default"]), exponent=exponents)
 
 
-@pytest.mark.parametrize("kernel", ["matern32", pytest.param("default", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kernel", [NARROW, pytest.param("default", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", ESTIMATORS)
 def test_every_documented_value_of_every_parameter(name, kernel):
     # State-space models of one kernel iterate for longer than a search begins.

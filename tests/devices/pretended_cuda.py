@@ -41,6 +41,8 @@ _SYNCHRONISING = {
 }
 #: Constructors that copy what Python or NumPy holds.
 _COPYING = {"tensor", "as_tensor", "asarray", "new_tensor"}
+#: What is more than an operation on tensors of one device.
+_SPECIAL = {*_MIXING, *_SYNCHRONISING, *_COPYING, "is_cuda", "__array__"}
 
 
 class CudaTensor(Tensor):
@@ -116,18 +118,22 @@ def _call(function, args, kwargs):
         name = _name(function)
         if name == "__get__":
             return _attribute(function, args)
-        leaves = _leaves([*args, *kwargs.values()] if kwargs else args)
         on_device, on_host, others = [], [], []
-        for leaf in leaves:
+        for leaf in _leaves([*args, *kwargs.values()] if kwargs else args):
             if isinstance(leaf, Tensor):
                 (on_device if _lies_on_device(leaf) else on_host).append(leaf)
             elif isinstance(leaf, (str, torch.device)):
                 others.append(leaf)
+        plain = not others and name not in _SPECIAL and "generator" not in kwargs
+        if plain and not on_device:
+            return function(*args, **kwargs)
         counts = Counter() if PretendedCuda.current is None else PretendedCuda.current.counts
-        asked = _asked_device(name, args, others)
-        _check(name, args, kwargs, on_device, on_host, asked)
-        _count(counts, name, args, on_device, on_host, asked)
-        if any(_beneath(leaf) is not leaf for leaf in others):
+        asked = None if plain else _asked_device(name, args, others)
+        if on_host or not plain:
+            _check(name, args, kwargs, on_device, on_host, asked)
+        if not plain:
+            _count(counts, name, args, on_device, on_host, asked)
+        if others and any(_beneath(leaf) is not leaf for leaf in others):
             args, kwargs = tree_map(_beneath, args), tree_map(_beneath, kwargs)
         if name == "cpu" or (name in ("to", "type_as") and asked == CPU and on_device):
             return function(*args, **kwargs).as_subclass(Tensor).clone()
@@ -146,7 +152,7 @@ def _call(function, args, kwargs):
             return args[0]
         if name in ("to", *_COPYING) and not on_device:
             out = out.clone()  # the device has memory of its own
-        return _as_cuda(out) if isinstance(out, Tensor) else tree_map(_as_cuda, out)
+        return _as_cuda(out)
 
 
 @functools.cache
@@ -241,7 +247,10 @@ def _lies_on_device(x: Any) -> bool:
 
 
 def _as_cuda(x: Any) -> Any:
-    if not isinstance(x, Tensor) or _lies_on_device(x):
+    """What an operation returns: a tensor, tensors in a tuple, or something else."""
+    if not isinstance(x, Tensor):
+        return type(x)(map(_as_cuda, x)) if isinstance(x, (tuple, list)) else x
+    if _lies_on_device(x):
         return x
     if x.layout != torch.strided:
         x._lies_on_device = True

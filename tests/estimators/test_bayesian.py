@@ -276,9 +276,9 @@ def test_grid_search_over_priors_in_a_pipeline(data):
 
 def test_kernel_by_default_is_chosen_among_smoothnesses():
     rng = np.random.default_rng(0)
-    X = np.sort(rng.uniform(0, 10, (230, 1)), axis=0)
-    rough = np.cumsum(rng.standard_normal(230) * np.sqrt(np.diff(X[:, 0], prepend=0)))
-    smooth = np.sin(X[:, 0]) + 0.1 * rng.standard_normal(230)
+    X = np.sort(rng.uniform(0, 10, (150, 1)), axis=0)
+    rough = np.cumsum(rng.standard_normal(150) * np.sqrt(np.diff(X[:, 0], prepend=0)))
+    smooth = np.sin(X[:, 0]) + 0.1 * rng.standard_normal(150)
     found = [make(n_samples=32).fit(X, y).kernel_.k1.k2 for y in (rough, smooth)]
     assert found[0].nu == 0.5
     assert type(found[1]) is RBF or found[1].nu == 2.5

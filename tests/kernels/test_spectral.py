@@ -244,7 +244,7 @@ def test_features_gradient_in_theta_equals_differences(make_kernel):
     kernel, X = make_kernel(), inputs(3)
     if not kernel.n_dims:
         pytest.skip("no free hyper-parameter")
-    phi = FourierFeatures(kernel, 22, N_INPUTS, seed=2, block_size=6)
+    phi = FourierFeatures(kernel, 14, N_INPUTS, seed=2, block_size=4)
     theta = torch.tensor(kernel.theta + 0.05, requires_grad=True)
     with torch.no_grad():
         expected = phi.all_features(X, theta)
