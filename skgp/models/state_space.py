@@ -61,7 +61,6 @@ from functools import partial
 from typing import Any
 
 import torch
-from scipy.optimize import minimize_scalar
 from torch import Tensor
 
 from skgp.data import Data
@@ -76,7 +75,7 @@ from skgp.inference.markov.terms import Terms
 from skgp.learning.defaults import LEAST_EFFECT
 from skgp.learning.markov.averaging import averaged
 from skgp.learning.markov.choice import choose_kernel, settle
-from skgp.learning.markov.defaults import CHOICE_ITER, FAR, FEW_ADDITIVE_ROWS, PRIOR_START_NOISE
+from skgp.learning.markov.defaults import CHOICE_ITER, FEW_ADDITIVE_ROWS, PRIOR_START_NOISE
 from skgp.learning.markov.ends import averaged_state, state_of
 from skgp.learning.markov.minibatch import MinibatchElbo, fit_minibatches
 from skgp.learning.markov.objectives import (
@@ -95,8 +94,6 @@ from skgp.learning.markov.structure import Structure, with_structure
 from skgp.likelihoods import Likelihood
 from skgp.linalg.runtime import Callback
 from skgp.optim.stopping import StopRecorder
-
-_POSTERIORS = ("auto", "mean_field", "joint")
 
 
 @dataclass(frozen=True)
@@ -132,19 +129,16 @@ def fit_series(
     Parameters
     ----------
     kernels : sequence of Kernel
-        Without noise; the evidence chooses where there are several. If nothing is learned, the
-        first.
+        Without noise; the evidence chooses among several, or the first is kept as it is.
     processes : sequence of Series
         Of the same rows, one a latent process.
     likelihood : Likelihood
     offsets : sequence of float
         Prior mean of each; 0 for Gaussian noise.
     terms : Terms, optional
-        Beside the process, for a series of features; the search starts from their parameters.
-        There are no inducing states then.
+        Of features, beside the process; no inducing states then. A search starts from these.
     n_inducing : int, "auto" or None, default=None
-        Number of inducing states; "auto" for as many as the kernel's length scale asks for, None
-        for a site at every time.
+        Number of inducing states; "auto" suits the length scale, None is a site at every time.
     learn_inducing : bool, default=False
         Whether their places are learned.
     learn : bool, default=True
@@ -172,10 +166,10 @@ def fit_series(
             whole = make_objective(processes)
             rest = left_by_terms(processes[0], chosen, whole)
             structure = with_structure(chosen, rest, whole, likelihood)
-            chosen = structure.best
-        (kernel,), start = chosen.components, chosen.parameters
+        (kernel,), start = structure.best.components, structure.best.parameters
     knots = _knots(kernel, processes[0].times, n_inducing)  # (M,), z of section 3.1
-    objective: Any = make_objective(processes, sparse=knots is not None)
+    make_objective = partial(make_objective, processes, sparse=knots is not None)
+    objective: Any = make_objective()
     of_terms: list[Component] = [] if terms is None else list(map(TermComponent, terms.parts))
     others = list(of_terms)
 
@@ -201,8 +195,7 @@ def fit_series(
         # Scales of noise that is not Gaussian start anywhere.
         few = 0 if likelihood.is_gaussian else CHOICE_ITER
         place: dict[str, Any] = {"parameters": start, "knots": knots, "max_iter": few}
-        fresh = make_objective(processes, sparse=knots is not None)
-        return maximise([kernel], fresh, likelihood, **place).value
+        return maximise([kernel], make_objective(), likelihood, **place).value
 
     found = climb(kernel, start)
     if learn and start is None and terms is None and len(kernels) == 1:
@@ -260,8 +253,8 @@ def fit_additive(
     weight: Tensor | None,
     likelihood: Likelihood,
     *,
+    offset: float,
     posterior: str = "mean_field",
-    offset: float | None = None,
     log_exposure: Tensor | None = None,
     bins: Bins | None = None,
     n_bins: int = 512,
@@ -284,13 +277,13 @@ def fit_additive(
     weight : Tensor of shape (n,) or None
         A weight of 2 counts as two rows.
     likelihood : Likelihood
+    offset : float
+        Prior mean of the sum.
     posterior : {"auto", "mean_field", "joint"}, default="mean_field"
         A product over the components, or exact. "auto" is exact where the noise is Gaussian or
         there are at most 3000 rows.
-    offset : float, optional
-        Prior mean of the sum: by default that with which a constant fits y best.
     log_exposure : Tensor of shape (n,), optional
-        Of counts; requires an `offset`.
+        Of counts.
     bins : Bins, optional
         Instead of those of X; then rows are put in bins, however few.
     n_bins : int, default=512
@@ -302,25 +295,20 @@ def fit_additive(
     Raises
     ------
     ValueError
-        If `posterior` is unknown, the number of kernels is not that of the columns, or a kernel
-        has no state-space form.
+        If a kernel has no state-space form that can be summed.
     """
-    _check(kernels, X.shape[1], posterior)
     gaussian, few = likelihood.is_gaussian, len(X) <= FEW_ADDITIVE_ROWS
     joint = posterior == "joint" or (posterior == "auto" and (gaussian or few))
-    if offset is None:
-        offset = _prior_mean(likelihood, search.get("parameters"), y, weight)
     if search.get("optimise", True) and search.get("prior") is None:
         exposure = None if log_exposure is None else log_exposure[:, None]
         rows_of = Data(X, y, weight, offset=exposure)
         search["others"] = partial(column_starts, kernels, rows_of, likelihood)
-    given = bins
+    few = few and bins is None
     bins = make_bins(X, weight, n_bins=n_bins) if bins is None else bins
-    data: dict[str, Any] = {"y": y, "weight": weight, "offset": offset}
-    data["log_exposure"] = log_exposure
+    given: dict[str, Any] = {"weight": weight, "offset": offset, "log_exposure": log_exposure}
     objective: Any
-    if joint and few and given is None:
-        rows = DistinctRows.of(X, **data)
+    if joint and few:
+        rows = DistinctRows.of(X, y=y, **given)
         sharp = gaussian and _is_sharp(kernels, rows, likelihood, search.get("parameters"))
         if sharp or rows.x.shape[1] <= len(bins.values):
             objective = RowsEvidence(rows) if gaussian else RowsElbo(rows, likelihood)
@@ -330,7 +318,7 @@ def fit_additive(
         statistics.add(X, y, weight)
         objective = BinnedEvidence(statistics, offset, joint)
     else:
-        binned = BinnedRows(bins=bins, index=bins.index(X), joint=joint, **data)
+        binned = BinnedRows(bins=bins, index=bins.index(X), joint=joint, y=y, **given)
         objective = RowsElbo(binned, likelihood)
     return _climb(kernels, objective, likelihood, **search)
 
@@ -339,11 +327,10 @@ def _is_sharp(
     kernels: Sequence[Any], rows: DistinctRows, likelihood: Likelihood, parameters: Tensor | None
 ) -> bool:
     """Whether Gaussian noise is too small, in the heaviest row, for tables of bins."""
-    dynamics = [Component.of(kernel).dynamics() for kernel in kernels]
-    variance = sum(block.variance for each in dynamics for _, block in each.blocks)
-    if parameters is None:
-        parameters = likelihood.initial(rows.y[:0])
-    return is_sharp(rows.sums(torch.ones_like(rows.y)), variance / float(parameters[0].exp()))
+    blocks = [pair[1] for kernel in kernels for pair in Component.of(kernel).dynamics().blocks]
+    noise = (likelihood.initial(rows.y[:0]) if parameters is None else parameters)[0].exp()
+    ratio = sum(block.variance for block in blocks) / float(noise)
+    return is_sharp(rows.sums(torch.ones_like(rows.y)), ratio)
 
 
 def fit_additive_statistics(
@@ -351,16 +338,11 @@ def fit_additive_statistics(
     statistics: AdditiveStatistics,
     likelihood: Likelihood,
     *,
+    offset: float,
     posterior: str = "mean_field",
-    offset: float | None = None,
     **search: Any,
 ) -> Fit:
-    """Fit an additive model with Gaussian noise to the statistics of rows that are gone.
-
-    Exactly what `fit_additive`, which see, finds from all the rows at once in the same bins.
-    """
-    _check(kernels, len(statistics.bins.sizes), posterior)
-    offset = statistics.mean if offset is None else offset
+    """Fit as `fit_additive` to the statistics of rows that are gone, with Gaussian noise."""
     objective = BinnedEvidence(statistics, offset, posterior in ("auto", "joint"))
     return _climb(kernels, objective, likelihood, **search)
 
@@ -382,8 +364,11 @@ def _climb(
 
     `others` are kernels to start from, too, unless `parameters` of an earlier search are given.
     """
-    others = others if parameters is None else None
-    if parameters is None:
+    for kernel in kernels:
+        _check(kernel)
+    if parameters is not None:
+        others = None
+    else:
         parameters = likelihood.initial(torch.empty(0, dtype=torch.float64))
         if optimise and prior is not None and likelihood.is_gaussian:
             parameters = parameters + math.log(PRIOR_START_NOISE)
@@ -401,45 +386,15 @@ def _climb(
                 found = maximise(rival.components, objective, likelihood, **options)
     with torch.no_grad():
         last = objective([each.dynamics() for each in found.components], found.parameters)
-    state = objective.state(found.kernels, last.posterior)
-    return Fit([state], found.parameters, last.value, found.n_iter, found.history)
+    states = [objective.state(found.kernels, last.posterior)]
+    return Fit(states, found.parameters, last.value, found.n_iter, found.history)
 
 
-def _prior_mean(
-    likelihood: Likelihood, parameters: Tensor | None, y: Tensor, weight: Tensor | None
-) -> float:
-    """The value of the sum at which the rows are most probable if it is the same for all."""
-    if likelihood.is_gaussian:
-        return float(y.mean() if weight is None else weight @ y / weight.sum())
-    likelihood = likelihood.with_parameters(
-        likelihood.initial(y) if parameters is None else parameters
-    )
-    values, place = y.unique(return_inverse=True)
-    mass = torch.bincount(place, weight, len(values)).to(y)
-
-    def loss(f: float) -> float:
-        return -float(mass @ likelihood.log_prob(values, torch.full_like(values, f)).detach())
-
-    modes = likelihood.mode(values).clamp(-FAR, FAR)
-    low, high = float(modes.min()), float(modes.max())
-    if low == high:
-        return low
-    return float(minimize_scalar(loss, bounds=(low, high), method="bounded").x)
-
-
-def _check(kernels: Sequence[Any], n_columns: int, posterior: str) -> None:
-    if posterior not in _POSTERIORS:
-        raise ValueError(f"posterior must be one of {_POSTERIORS}; got {posterior!r}.")
-    if len(kernels) != n_columns:
+def _check(kernel: Any) -> None:
+    dynamics = Component.of(kernel).dynamics()
+    dynamics.require_stationary("an additive model")
+    if dynamics.shape_slopes:
         raise ValueError(
-            f"kernels must hold one kernel for each of the {n_columns} columns of X; got "
-            f"{len(kernels)}."
+            f"kernel={kernel} has an SHO, which additive models do not take; use "
+            "Cosine * Matern(nu=0.5), or a model of time alone."
         )
-    for kernel in kernels:
-        dynamics = Component.of(kernel).dynamics()
-        dynamics.require_stationary("an additive model")
-        if dynamics.shape_slopes:
-            raise ValueError(
-                f"kernel={kernel} has an SHO, which additive models do not take; use "
-                "Cosine * Matern(nu=0.5), or a model of time alone."
-            )

@@ -39,6 +39,7 @@ def fit(X, y, **options):
     """A Matern-3/2 for every column, of length scales from its spread; the fit and seconds."""
     kernels = [0.1 * Matern(s, (1e-3 * s, 1e3 * s), nu=1.5) for s in X.std(0).tolist()]
     family = Gaussian(0.9, bounds=(1e-6, 10.0))
+    options["offset"] = float(y.mean())
     return seconds_of(lambda: fit_additive(kernels, X, y, None, family, **options))
 
 

@@ -239,11 +239,6 @@ class AdditiveStatistics(TensorState):
         self.total += float(weighted.sum())
         self.weight += float(len(y) if weight is None else weight.sum())
 
-    @property
-    def mean(self) -> float:
-        """Weighted mean of y."""
-        return self.origin + self.total / self.weight
-
     def centred(self, offset: float) -> tuple[Tensor, float]:
         """Sums (M,) and squares of y less an offset."""
         shift = offset - self.origin
