@@ -143,10 +143,17 @@ class FourierFeatures:
         self._cache: OrderedDict[tuple, list[list[Draws]]] = OrderedDict()
         self._budgets: dict[torch.device, float] = {torch.device("cpu"): CACHE_BYTES}
         self._bind = Binder(self.kernel)
+        self._own_terms: dict[torch.device | None, list[Term]] = {}
+        self._counts: dict[bool, list[int]] = {}
 
     def _terms(self, theta: Tensor | None, device: torch.device | None) -> list[Term]:
+        if theta is None and device in self._own_terms:
+            return self._own_terms[device]
         node = self._bind(theta, dtype=torch.float64, device=device)
-        return expand(node, tuple(range(self.n_inputs)))
+        terms = expand(node, tuple(range(self.n_inputs)))
+        if theta is None:  # each block asks for them
+            self._own_terms[device] = terms
+        return terms
 
     def _term_shares(self) -> np.ndarray:
         """Fraction of the frequencies for each term; 0 where one a block is all it needs.
@@ -167,6 +174,13 @@ class FourierFeatures:
         return shares / shares.sum()
 
     def _block_counts(self, block: int) -> list[int]:
+        """Frequencies of each term in a block."""
+        is_last = block == self.n_blocks - 1
+        if is_last not in self._counts:
+            self._counts[is_last] = self._counted(block)
+        return self._counts[is_last]
+
+    def _counted(self, block: int) -> list[int]:
         """Frequencies of each term in a block: one each, the rest by shares."""
         columns = self.block_slice(block)
         size = (columns.stop - columns.start) // 2
@@ -267,7 +281,7 @@ class FourierFeatures:
         ]
 
     def __getstate__(self) -> dict[str, Any]:
-        left = ("_cache", "_budgets", "_bind")
+        left = ("_cache", "_budgets", "_bind", "_own_terms", "_counts")
         return {name: value for name, value in self.__dict__.items() if name not in left}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
