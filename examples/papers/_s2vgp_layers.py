@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from skgp.inference.markov.conditionals import condition
-from skgp.inference.markov.elements import Chain, PairSites, infer_pairs
+from skgp.inference.markov.knots import Chain, PairSites, infer_pairs
 from skgp.inference.markov.states import InducingState
 from skgp.kernels.sde import state_space
 from skgp.linalg import NotPositiveDefiniteError

@@ -29,8 +29,8 @@ from _s2vgp_study import (
 from sklearn.gaussian_process.kernels import ConstantKernel, Matern
 from torch import Tensor
 
-from skgp.inference.markov.elements import PairSites
 from skgp.inference.markov.inducing import fit_inducing
+from skgp.inference.markov.knots import PairSites
 from skgp.inference.markov.series import make_series
 from skgp.likelihoods import Gaussian
 

@@ -82,11 +82,40 @@ def inverse_and_log_det(A: Tensor) -> tuple[Tensor, Tensor]:
 
 def _by_lu(A: Tensor) -> tuple[Tensor, Tensor]:
     """`inverse_and_log_det` by LU."""
-    first = _batch_first(A)
-    sign, log_det = torch.linalg.slogdet(first)
-    log_det = torch.where(sign > 0, log_det, torch.full_like(log_det, torch.nan))
-    inverse, _ = torch.linalg.inv_ex(first)
+    eye = torch.eye(len(A), dtype=A.dtype, device=A.device)
+    inverse, log_det = _solve_by_lu(_batch_first(A), eye)
     return _batch_last(inverse), log_det
+
+
+def solve_and_log_det(A: Tensor, B: Tensor) -> tuple[Tensor, Tensor]:
+    """Solutions ``A^-1 B``, (c, d, k), and log-determinants (c,), of batches that come first.
+
+    Of A (c, d, d) and B (c, d, k); all else as of `inverse_and_log_det`.
+    """
+    if A.shape[1] <= 3 or max(map(abs, map(float, A.aminmax()))) > LARGE_ENTRY:
+        inverse, log_det = inverse_and_log_det(_batch_last(A))
+        return _batch_first(inverse) @ B, log_det
+    return _solve_by_lu(A, B)
+
+
+def _solve_by_lu(A: Tensor, B: Tensor) -> tuple[Tensor, Tensor]:
+    factor, pivots, _ = torch.linalg.lu_factor_ex(A)
+    pivot = factor.diagonal(dim1=-2, dim2=-1)
+    swaps = pivots != torch.arange(1, A.shape[-1] + 1, device=A.device)
+    # Of the sign of the determinant: swaps, and pivots below 0.
+    odd = (swaps ^ (pivot < 0)).sum(-1).remainder(2)
+    log_det = torch.where(odd == 0, pivot.abs().log().sum(-1), torch.nan)
+    return torch.linalg.lu_solve(factor, pivots, B), log_det
+
+
+def batch_first(*tensors: Tensor) -> tuple[Tensor, ...]:
+    """Matrices (c, d, e) and vectors (c, d) from batches that come last."""
+    return tuple(t.movedim(-1, 0) for t in tensors)
+
+
+def batch_last(vectors: Tensor, matrices: Tensor) -> tuple[Tensor, Tensor]:
+    """The way back of vectors (c, d) and matrices (c, d, e), contiguous."""
+    return vectors.movedim(0, -1).contiguous(), matrices.movedim(0, -1).contiguous()
 
 
 def square_root(A: Tensor) -> Tensor:
@@ -134,7 +163,8 @@ def _adjugate_3(A: Tensor) -> Tensor:
 
 
 def _batch_first(A: Tensor) -> Tensor:
-    return A.movedim((0, 1), (-2, -1))
+    """(*batch, d, e), whose matrices BLAS takes without a copy of each."""
+    return A.movedim((0, 1), (-2, -1)).contiguous()
 
 
 def _batch_last(A: Tensor) -> Tensor:

@@ -6,8 +6,8 @@ import torch
 from sklearn.gaussian_process.kernels import Matern
 
 from examples.papers._s2vgp_layers import StateSpaceLayer, fit_layers
-from skgp.inference.markov.elements import PairSites
 from skgp.inference.markov.inducing import fit_inducing
+from skgp.inference.markov.knots import PairSites
 from skgp.inference.markov.series import make_series
 from skgp.kernels.sde import state_space
 from skgp.likelihoods import Gaussian

@@ -102,7 +102,7 @@ def _sample_start(smoother: Smoother, n_samples: int, generator: torch.Generator
     """Draw the deviation of the state before the first point, given all data, (d, n_samples)."""
     _, P = smoother.prior
     total = smoother.tree.total
-    cov = torch.linalg.solve(torch.eye(len(P), **_like(P)) + P @ total.J[..., 0], P)
+    cov = torch.linalg.solve(torch.eye(len(P), **_like(P)) + P @ total.J[0], P)
     noise = draw(P.new_empty, (len(P), n_samples), generator)
     return square_root(symmetrize(cov)) @ noise
 

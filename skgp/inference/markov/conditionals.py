@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from skgp.inference.defaults import ENTRIES, PAIRS
-from skgp.inference.markov.elements import Chain, PairPosterior, PairSites
+from skgp.inference.markov.knots import Chain, PairPosterior, PairSites
 from skgp.kernels.sde import Dynamics, GapSlope
 from skgp.linalg.small_matrices import inner, inverse_and_log_det, matvec, outer
 

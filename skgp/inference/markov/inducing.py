@@ -42,7 +42,7 @@ from torch import Tensor
 from skgp.data import Data
 from skgp.inference.defaults import CROWDED, MAX_KNOTS, PER_SCALE
 from skgp.inference.markov.conditionals import Conditionals, condition
-from skgp.inference.markov.elements import Chain, PairPosterior, PairSites, infer_pairs
+from skgp.inference.markov.knots import Chain, PairPosterior, PairSites, infer_pairs
 from skgp.inference.markov.series import Series
 from skgp.inference.markov.sites import SeriesBound, SiteFit, climb, sites_mean
 from skgp.kernels.sde import Dynamics, state_space

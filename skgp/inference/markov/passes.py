@@ -38,7 +38,7 @@ from skgp.inference.markov.elements import Element
 from skgp.inference.markov.series import Steps
 from skgp.kernels.sde import Dynamics
 from skgp.linalg.runtime import asks_for_gradients
-from skgp.linalg.small_matrices import inner, matmul, matvec
+from skgp.linalg.small_matrices import batch_first, inner, matmul, matvec
 
 Gaussian = tuple[Tensor, Tensor]  # mean (d, C) and covariance (d, d, C)
 Sites = tuple[Tensor, Tensor]  # beta and omega, each (L, C)
@@ -158,7 +158,7 @@ def chunk_elements(model: Model, steps: Steps, sites: Sites) -> Element:
         b = b.addcmul(k, e)
         A = A.addcmul(k[:, None], scaled, value=-1)
         P = model.condition(P, k, g, D)
-    return Element(A, b, P, eta, J, ll)
+    return Element.of(*batch_first(A, b, P, eta, J, ll))
 
 
 @dataclass(frozen=True)

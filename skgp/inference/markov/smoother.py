@@ -43,6 +43,7 @@ from skgp.inference.markov.short import DensePosterior, DensePrior
 from skgp.kernels.sde import Dynamics
 from skgp.linalg import NotPositiveDefiniteError
 from skgp.linalg.small_matrices import (
+    batch_last,
     identity_plus,
     inverse_and_log_det,
     matmul,
@@ -144,7 +145,8 @@ class Smoother:
     @cached_property
     def boundaries(self) -> tuple[Gaussian, Gaussian]:
         """States at the starts of the chunks given the past, information at the ends."""
-        return self.tree.starts(*self.prior), self.tree.futures()
+        before, after = self.tree.starts(*self.prior), self.tree.futures()
+        return batch_last(*before), batch_last(*after)
 
     def filtered(self) -> Iterator[tuple[slice, Steps, Filtered]]:
         """Run the filter, tile by tile of chunks.

@@ -21,9 +21,9 @@ from torch import Tensor
 
 from skgp.inference.defaults import ADDED_ITER, ADDED_TOL, FILTERED_ROWS, PER_SCALE
 from skgp.inference.markov.conditionals import Conditionals, condition
-from skgp.inference.markov.elements import Chain, PairPosterior, PairSites, infer_pairs
 from skgp.inference.markov.filtering import FilterEnd, forecast_moments
 from skgp.inference.markov.inducing import draw_jointly, fit_inducing, shortest_scale
+from skgp.inference.markov.knots import Chain, PairPosterior, PairSites, infer_pairs
 from skgp.inference.markov.posterior import Posterior
 from skgp.inference.markov.series import Series
 from skgp.inference.markov.sites import fit_sites

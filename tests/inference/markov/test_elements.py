@@ -15,20 +15,20 @@ def random_elements(d, n, seed=0):
 
     def positive():
         root = rng.normal(size=(n, d, d))
-        return torch.tensor(np.moveaxis(root @ np.swapaxes(root, 1, 2), 0, -1) / d)
+        return torch.tensor(root @ np.swapaxes(root, 1, 2) / d)
 
     def vector():
-        return torch.tensor(rng.normal(size=(d, n)))
+        return torch.tensor(rng.normal(size=(n, d)))
 
-    A = torch.tensor(rng.normal(size=(d, d, n)) / d**0.5)
-    return Element(A, vector(), positive(), vector(), positive(), torch.tensor(rng.normal(size=n)))
+    A = torch.tensor(rng.normal(size=(n, d, d)) / d**0.5)
+    ll = torch.tensor(rng.normal(size=n))
+    return Element.of(A, vector(), positive(), vector(), positive(), ll)
 
 
 def one(element, i):
     """Element i in NumPy: A, b, P, eta, J, ll."""
-    return [np.asarray(t[..., i]) for t in (element.A, element.b, element.P)] + [
-        np.asarray(t[..., i]) for t in (element.eta, element.J, element.ll)
-    ]
+    parts = element.A, element.b, element.P, element.eta, element.J, element.ll
+    return [np.asarray(t[i]) for t in parts]
 
 
 def dense_chain(elements, m, C):
@@ -36,7 +36,7 @@ def dense_chain(elements, m, C):
 
     Returns the mean ``(n + 1, d)`` and covariance ``(n + 1, d, n + 1, d)``, and nats.
     """
-    d, n = elements.b.shape
+    n, d = elements.b.shape
     F, mean = np.eye((n + 1) * d), [m]
     noise = np.zeros_like(F)
     J, eta, ll = np.zeros_like(F), np.zeros((n + 1) * d), 0.0
@@ -81,26 +81,24 @@ def test_tree_agrees_with_the_dense_joint_distribution(d, n):
     mean, cov, ll = dense_chain(elements, m, C)
     tree = ElementTree(elements)
     start = torch.tensor(m), torch.tensor(C)
-    *_, total = push(tree.total, start[0][:, None], start[1][..., None])
+    *_, total = push(tree.total, start[0][None], start[1][None])
     np.testing.assert_allclose(total[0], ll, rtol=1e-10)
     # Past and future of the state at the start of each element, met.
     m0, P0 = tree.starts(*start)
     eta, J = pull(elements, *tree.futures())
     for i in range(n):
-        M = np.eye(d) + np.asarray(P0[..., i] @ J[..., i])
-        here = np.asarray(m0[:, i] + P0[..., i] @ eta[:, i])
+        M = np.eye(d) + np.asarray(P0[i] @ J[i])
+        here = np.asarray(m0[i] + P0[i] @ eta[i])
         np.testing.assert_allclose(np.linalg.solve(M, here), mean[i], **CLOSE)
-        np.testing.assert_allclose(np.linalg.solve(M, P0[..., i]), cov[i, :, i], **CLOSE)
+        np.testing.assert_allclose(np.linalg.solve(M, P0[i]), cov[i, :, i], **CLOSE)
 
 
 @pytest.mark.parametrize("d", [2, 5])
 def test_push_is_combining_with_an_element_that_forgets_its_start(d):
     element = random_elements(d, 4)
     m, C = (torch.tensor(t) for t in prior_state(d))
-    zero = torch.zeros(d, d, 4, dtype=torch.float64)
-    prior = Element(
-        zero, m[:, None].expand(-1, 4), C[..., None].expand(-1, -1, 4), zero[0], zero, zero[0, 0]
-    )
+    zero = torch.zeros(4, d, d, dtype=torch.float64)
+    prior = Element.of(zero, m.expand(4, -1), C.expand(4, -1, -1), zero[:, 0], zero, zero[:, 0, 0])
     expected = combine(prior, element)
     mean, cov, log_density = push(element, prior.b, prior.P)
     torch.testing.assert_close(mean, expected.b, **CLOSE)
@@ -111,7 +109,7 @@ def test_push_is_combining_with_an_element_that_forgets_its_start(d):
 def test_combine_marks_integrals_that_diverge():
     element = random_elements(2, 1)
     first = element.map(lambda t: t.clone())
-    first.P.copy_(torch.diag(torch.tensor([1.0, 0.1], dtype=torch.float64))[..., None])
+    first.P.copy_(torch.diag(torch.tensor([1.0, 0.1], dtype=torch.float64)))
     second = element.map(lambda t: t.clone())
-    second.J.copy_(torch.diag(torch.tensor([-2.0, 0.0], dtype=torch.float64))[..., None])
+    second.J.copy_(torch.diag(torch.tensor([-2.0, 0.0], dtype=torch.float64)))
     assert combine(first, second).ll.isnan().all()
