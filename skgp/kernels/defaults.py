@@ -67,6 +67,11 @@ TAIL = 0.05
 # rows of a normal distribution it was 6.4 at most, of 20 rows 1.8.
 OUTLYING = 10.0
 
+# ---- state space, covariances within stretches
+# Exponents of decay: of a gap over which all is forgotten (1e-19), and of a whole stretch, where
+# exp is finite: eight such gaps are always within it. Terms that add up to covariances, of these.
+FORGOTTEN, MOST_DECAY, LARGEST_TERM = 45.0, 600.0, 1e3
+
 # ---- spectra
 # Fewer signs than this give too few directions to pass for Gaussian ones, and save nothing.
 MIN_HADAMARD = 32

@@ -253,14 +253,14 @@ class Dynamics:
 
     @cached_property
     @torch.inference_mode(False)  # whatever the mode of who asks first
-    def shape_slopes(self) -> list[tuple[Tensor, Tensor]]:
-        """Of each log shape: B and the derivative of P0, (d, d)."""
+    def shape_slopes(self) -> list[tuple[Tensor, Tensor, Tensor]]:
+        """Of each log shape: B, the derivative dP of P0, and X with X P0 H' = dP H', (d, d)."""
         found = []
         for s, block in self.blocks:
-            for B, dP in block.shape_slopes():
-                whole = [B.new_zeros(self.n_states, self.n_states) for _ in range(2)]
-                whole[0][s, s], whole[1][s, s] = B, dP
-                found.append((whole[0], whole[1]))
+            for parts in block.shape_slopes():
+                whole = parts[0].new_zeros(3, self.n_states, self.n_states)
+                whole[:, s, s] = torch.stack(parts)
+                found.append((whole[0], whole[1], whole[2]))
         return found
 
     @cached_property
@@ -345,7 +345,7 @@ class Dynamics:
         gradient = P_bar.new_zeros(self.n_parameters)
         for i, (s, block) in enumerate(self.blocks):
             gradient[i] = (P_bar[s, s] * constant_like(block.stationary, P_bar)).sum()
-        for i, (_, dP) in enumerate(reversed(self.shape_slopes), 1):
+        for i, (_, dP, _) in enumerate(reversed(self.shape_slopes), 1):
             gradient[-i] = (P_bar * constant_like(dP, P_bar)).sum()
         return gradient
 

@@ -97,7 +97,7 @@ class Block:
             if len(self.primitives) == 1:
                 self.primitives[0].fill(self.rates[0] * gaps[tile], f, q)
             else:
-                product, noise = self._product(self._factors(gaps[tile]), gaps[tile])
+                product, noise = self.product(self._factors(gaps[tile]), gaps[tile])
                 f.copy_(product)
                 q.copy_(noise)
             q.mul_(self.variance)
@@ -151,7 +151,7 @@ class Block:
         spread = gaps.new_zeros(d, d)  # sum of gap F_bar F'
         for tile in self._tiles(len(gaps)):
             gap, factors = gaps[tile], self._factors(gaps[tile])
-            F, Q = self._product(factors, gap)
+            F, Q = self.product(factors, gap)
             weighted = F_bar[..., tile] * gap
             spread += weighted.reshape(d, -1) @ F.reshape(d, -1).T
             barred = Q_bar[..., tile]
@@ -167,14 +167,27 @@ class Block:
     def _shaped(self) -> list[int]:
         return [i for i, p in enumerate(self.primitives) if p.has_shape]
 
-    def shape_slopes(self) -> list[tuple[Tensor, Tensor]]:
-        """B, and the derivative of P0, (d, d), of each log shape."""
+    def rate_slopes(self) -> list[tuple[np.ndarray, np.ndarray]]:
+        """B and W, (d, d), of each log rate: dF = t B F and dQ = t F W F' over a time t."""
+        found = []
+        for i, rate in enumerate(self.rates):
+            B = W = np.ones((1, 1))
+            for j, q in enumerate(self.primitives):
+                noise = q.noise.numpy()
+                B = np.kron(B, q.feedback.numpy() if j == i else np.eye(q.n_states))
+                W = np.kron(W, np.outer(noise, noise) if j == i else q.stationary.numpy())
+            found.append((rate * B, rate * self.variance * W))
+        return found
+
+    def shape_slopes(self) -> list[tuple[Tensor, Tensor, Tensor]]:
+        """B, the derivative dP of P0, and X with X P0 H' = dP H', (d, d), of each log shape."""
         found = []
         for i in self._shaped:
             _, dP, c = self.primitives[i].shape_slopes(torch.zeros(1, dtype=torch.float64))
             parts = [dP if j == i else p.stationary for j, p in enumerate(self.primitives)]
-            B = c * self.rates[i] * torch.eye(self.n_states, dtype=torch.float64)
-            found.append((B, self.variance * reduce(torch.kron, parts)))
+            eye = torch.eye(self.n_states, dtype=torch.float64)
+            X = self._of_factor(i, self.primitives[i].shape_turn(), 1.0)
+            found.append((c * self.rates[i] * eye, self.variance * reduce(torch.kron, parts), X))
         return found
 
     def shape_gradient(self, gaps: Tensor, F_bar: Tensor, Q_bar: Tensor) -> Tensor:
@@ -182,7 +195,7 @@ class Block:
         found, gaps = gaps.new_zeros(len(self._shaped)), self._finite(gaps)
         for tile in self._tiles(len(gaps)) if len(found) else []:
             gap, factors = gaps[tile], self._factors(gaps[tile])
-            F, _ = self._product(factors, gap)
+            F, _ = self.product(factors, gap)
             for n, i in enumerate(self._shaped):
                 dQ, dP, c = self.primitives[i].shape_slopes(self.rates[i] * gap)
                 found[n] += c * self.rates[i] * (F_bar[..., tile] * F * gap).sum()
@@ -227,7 +240,7 @@ class Block:
             factors.append((F, Q))
         return factors
 
-    def _product(self, factors: list[tuple[Tensor, Tensor]], gap: Tensor) -> tuple[Tensor, Tensor]:
+    def product(self, factors: list[tuple[Tensor, Tensor]], gap: Tensor) -> tuple[Tensor, Tensor]:
         """Transition and noise covariance of the product of factors at variance 1."""
         if not factors:
             one = gap.new_ones(1, 1, len(gap))
@@ -261,10 +274,14 @@ class Block:
 
     def _generator(self, i: int) -> Tensor:
         """``rate_i I x A_i x I``, (d, d): what factor i adds to the generator."""
-        total = torch.full((1, 1), self.rates[i], dtype=torch.float64)
+        return self._of_factor(i, self.primitives[i].feedback, self.rates[i])
+
+    def _of_factor(self, i: int, A: Tensor, scale: float) -> Tensor:
+        """``scale I x A x I``, (d, d), of a matrix of factor i."""
+        total = torch.full((1, 1), scale, dtype=torch.float64)
         for j, p in enumerate(self.primitives):
             eye = torch.eye(p.n_states, dtype=torch.float64)
-            total = torch.kron(total, p.feedback if j == i else eye)
+            total = torch.kron(total, A if j == i else eye)
         return total
 
 

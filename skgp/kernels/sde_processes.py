@@ -29,6 +29,8 @@ from torch import Tensor
 from skgp.linalg.runtime import constant_like
 from skgp.linalg.small_matrices import matmul
 
+from .sde_gamma import lower_gamma
+
 # mathematical: exp(-r) is 0 in float64 from r = 746; all greater r are evaluated here
 _VANISHED = 800.0  # mathematical
 
@@ -44,6 +46,8 @@ class Primitive(ABC):
     horizon = _VANISHED
     is_stationary = True  # else P0 is the covariance at the origin of time
     has_shape = False  # a parameter besides the rate: `at` a number, the process
+    decay = 1.0  # F(r) is exp(-decay r) times a polynomial or a rotation
+    degree: int | None = None  # of the polynomial; None where there is none, nor `fill_lags`
 
     def __init__(self, name: str, feedback: list, noise: list, stationary: list) -> None:
         self.name, self.n_states = name, len(noise)
@@ -73,12 +77,20 @@ class Primitive(ABC):
         """k of places `start` after the origin and r later, and its slope in log rate."""
         return self.correlation(r)
 
+    def fill_lags(self, r: Tensor, ahead: Tensor, back: Tensor) -> None:
+        """Write ``H F(r)`` and ``F(r)^-1 P0 H'``, (d, m) each, for r (m,) not negative."""
+        raise NotImplementedError
+
     def at(self, shape: float) -> Primitive:
         """The process of a shape."""
         raise NotImplementedError
 
     def shape_slopes(self, r: Tensor) -> tuple[Tensor, Tensor, float]:
         """Of one with a shape, in its logarithm: dQ (d, d, m), dP0 (d, d), and c of dF = c r F."""
+        raise NotImplementedError
+
+    def shape_turn(self) -> Tensor:
+        """X (d, d) that commutes with F and has ``X P0 H' = dP0 H'``."""
         raise NotImplementedError
 
     def shape_slope(self, r: np.ndarray) -> np.ndarray:
@@ -92,6 +104,12 @@ class Primitive(ABC):
 class _Matern12(Primitive):
     """The Ornstein-Uhlenbeck process, k = exp(-r)."""
 
+    degree = 0
+
+    def fill_lags(self, r: Tensor, ahead: Tensor, back: Tensor) -> None:
+        torch.exp(-r, out=ahead[0])
+        torch.reciprocal(ahead[0], out=back[0])
+
     def fill(self, r: Tensor, F: Tensor, Q: Tensor) -> None:
         torch.exp(-r, out=F[0, 0])
         torch.expm1(-2 * r, out=Q[0, 0])
@@ -104,6 +122,15 @@ class _Matern12(Primitive):
 
 class _Matern32(Primitive):
     """k = (1 + r) exp(-r): Q11 = P(3, 2r), Q12 = 2 r^2 e^{-2r}, Q22 = P(3, 2r) + 4 r e^{-2r}."""
+
+    degree = 1
+
+    def fill_lags(self, r: Tensor, ahead: Tensor, back: Tensor) -> None:
+        e = torch.exp(-r)
+        torch.mul(r, e, out=ahead[1])
+        torch.add(e, ahead[1], out=ahead[0])
+        torch.sub(1.0, r, out=back[0]).div_(e)
+        torch.div(r, e, out=back[1])
 
     def fill(self, r: Tensor, F: Tensor, Q: Tensor) -> None:
         e = torch.exp(-r)
@@ -130,6 +157,18 @@ class _Matern52(Primitive):
     of the one before, :math:`Q_{12} = q w_1^2/2`, :math:`Q_{23} = q w_2^2/2` and
     :math:`Q_{13} = q w_1 w_2 - Q_{22}`; the squares integrate to incomplete gammas.
     """
+
+    degree = 2
+
+    def fill_lags(self, r: Tensor, ahead: Tensor, back: Tensor) -> None:
+        """As of `Primitive`: ``F(-r) (1, 0, -1/3)'``."""
+        e, square = torch.exp(-r), r * r
+        torch.mul(square, 0.5 * e, out=ahead[2])
+        torch.mul(r + square, e, out=ahead[1])
+        torch.mul(1 + r + 0.5 * square, e, out=ahead[0])
+        torch.sub(1 + square / 3, r, out=back[0]).div_(e)
+        torch.sub(r, square, out=back[1]).div_(3 * e)
+        torch.add(r - 1, square, out=back[2]).div_(3 * e)
 
     def fill(self, r: Tensor, F: Tensor, Q: Tensor) -> None:
         e = torch.exp(-r)
@@ -166,7 +205,12 @@ class _Matern52(Primitive):
 class _Rotation(Primitive):
     """A pure oscillation, k = cos(r): it takes no noise and never forgets."""
 
-    horizon = math.inf
+    horizon, decay, degree = math.inf, 0.0, 0
+
+    def fill_lags(self, r: Tensor, ahead: Tensor, back: Tensor) -> None:
+        torch.cos(r, out=ahead[0])
+        torch.sin(r, out=ahead[1])
+        back.copy_(ahead)
 
     def fill(self, r: Tensor, F: Tensor, Q: Tensor) -> None:
         torch.cos(r, out=F[0, 0])
@@ -225,7 +269,7 @@ class Oscillator(Primitive):
     power series at small r, :math:`P_0 - F P_0 F^\top` beyond.
     """
 
-    has_shape = True
+    has_shape, degree = True, 0
     switch = 0.5  # mathematical: of r (1 + rho), where the series has lost and the rest has digits
 
     def __init__(self, shape: float = 1.0) -> None:
@@ -233,7 +277,7 @@ class Oscillator(Primitive):
         P0 = [[1.0, rho], [rho, 1 + 2 * rho**2]]
         noise = [0.0, math.sqrt(4 * rho * (1 + rho**2))]
         super().__init__("oscillator", [[-rho, 1.0], [-1.0, -rho]], noise, P0)
-        self.horizon = self.horizon / rho
+        self.horizon, self.decay = self.horizon / rho, rho
 
     def __reduce__(self) -> Any:
         return Oscillator, (self.shape,)
@@ -269,6 +313,14 @@ class Oscillator(Primitive):
             coefficients = constant_like(series.reshape(4, -1), r)
             out[..., small] = ((coefficients @ powers) * decay).reshape(2, 2, -1)
 
+    def fill_lags(self, r: Tensor, ahead: Tensor, back: Tensor) -> None:
+        """As of `Primitive`: F(-r) (1, rho)' is (c - rho s, s + rho c) exp(rho r)."""
+        c, s, decay = r.cos(), r.sin(), torch.exp(-self.shape * r)
+        torch.mul(c, decay, out=ahead[0])
+        torch.mul(s, decay, out=ahead[1])
+        torch.sub(c, s, alpha=self.shape, out=back[0]).div_(decay)
+        torch.add(s, c, alpha=self.shape, out=back[1]).div_(decay)
+
     def correlation(self, r: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """As of `Primitive`."""
         rho, decay = self.shape, np.exp(-self.shape * r)
@@ -278,6 +330,11 @@ class Oscillator(Primitive):
     def shape_slope(self, r: np.ndarray) -> np.ndarray:
         """Derivative of k(r) in the logarithm of the shape."""
         return self.shape * (np.exp(-self.shape * r) * np.sin(r) - r * self.correlation(r)[0])
+
+    def shape_turn(self) -> Tensor:
+        """As of `Primitive`."""
+        rho = self.shape
+        return torch.tensor([[rho, -1.0], [1.0, rho]], dtype=torch.float64) * (rho / (1 + rho**2))
 
     def shape_slopes(self, r: Tensor) -> tuple[Tensor, Tensor, float]:
         """As of `Primitive`."""
@@ -316,50 +373,6 @@ def _series_of_oscillator(rho: float) -> tuple[np.ndarray, np.ndarray]:
 def _sandwich(F: Tensor, P: Tensor) -> Tensor:
     """``F P F'``, (d, d, m)."""
     return matmul(matmul(F, P), F.transpose(0, 1))
-
-
-def lower_gamma(k: int, x: Tensor, decay: Tensor, *, out: Tensor | None = None) -> Tensor:
-    r"""Regularised lower incomplete gamma function P(k, x) of a whole k, to full relative accuracy.
-
-    .. math:: P(k, x) = 1 - e^{-x} \sum_{j < k} \frac{x^j}{j!}
-                      = e^{-x} \frac{x^k}{k!} \sum_{j \ge 0} \frac{k!\,x^j}{(k + j)!}.
-
-    For x (m,) not negative and finite, with its `decay` exp(-x). The second form serves small x,
-    where the first would cancel: up to P = 0.02 or so. O(k m) where all x are large, and up to 14
-    terms of the series (k = 3; 19 for k = 5) where they are not.
-    """
-    out = torch.empty_like(x) if out is None else out
-    if not len(x):
-        return out
-    low, high = (float(v) for v in torch.aminmax(x))
-    switch = 0.6 * max(1, k - 2)
-    if high < switch:
-        return _gamma_series(k, x, decay, high, out)
-    large = _horner(x, [1 / math.factorial(j) for j in range(k)], torch.empty_like(x))
-    large.mul_(decay).neg_().add_(1)
-    if low >= switch:
-        return out.copy_(large)
-    small = _gamma_series(k, x.clamp(max=switch), decay, switch, torch.empty_like(x))
-    return torch.where(x < switch, small, large, out=out)
-
-
-def _gamma_series(k: int, x: Tensor, decay: Tensor, high: float, out: Tensor) -> Tensor:
-    coefficients = [1 / math.factorial(k)]
-    term = 1.0
-    while term > 3e-17:  # of the largest x, relative to the first term
-        coefficients.append(coefficients[-1] / (k + len(coefficients)))
-        term *= high / (k + len(coefficients) - 1)
-    total = _horner(x, coefficients, out).mul_(decay)
-    for _ in range(k):
-        total.mul_(x)
-    return total
-
-
-def _horner(x: Tensor, coefficients: list[float], out: Tensor) -> Tensor:
-    out.fill_(coefficients[-1])
-    for c in reversed(coefficients[:-1]):
-        out.mul_(x).add_(c)
-    return out
 
 
 MATERN12 = _Matern12("matern12", [[-1.0]], [math.sqrt(2)], [[1.0]])  # mathematical

@@ -263,26 +263,58 @@ def _meet(site: Gaussian, f: Gaussian, e: Tensor, g: Tensor, D: Tensor) -> None:
     torch.div(omega, D, out=g)
 
 
+@dataclass(frozen=True)
+class GradientSums:
+    """Sums over all points from which the gradient in the dynamics' parameters is made, (d, d).
+
+    Of entries between blocks nothing is read.
+    """
+
+    transition: Tensor  # t (r m_p' + G F P F'), whose product with B_i is a derivative
+    noise: Tensor  # t F'G F, of which half the product with W_i is
+    scale: Tensor  # G Q, entry by entry
+    start: Tensor  # G - F'G F, and G before the first point: by it P0 acts if it moves
+    turned: Tensor  # what products with X_i add, of `Dynamics.shape_slopes`
+
+    @staticmethod
+    def zeros(like: Tensor) -> "GradientSums":
+        """Before the first point."""
+        return GradientSums(*(torch.zeros_like(like) for _ in range(5)))
+
+    def gradient(self, dynamics: Dynamics) -> Tensor:
+        """Derivative of the log normaliser in the dynamics' parameters, (q,), in main memory."""
+        sums = torch.stack([self.transition, self.noise, self.scale, self.start, self.turned])
+        transition, noise, scale, start, turned = sums.cpu().numpy()
+        by_variance, by_rate, by_shape = [], [], []
+        for s, block in dynamics.blocks:
+            by_variance.append(0.5 * scale[s, s].sum())
+            for B, W in block.rate_slopes():
+                by_rate.append((transition[s, s] * B + 0.5 * noise[s, s] * W).sum())
+        P0 = dynamics.stationary.numpy()
+        for parts in dynamics.shape_slopes:
+            B, dP, X = (part.numpy() for part in parts)
+            W = -(B @ P0 + P0 @ B.T)
+            by_shape.append((transition * B + turned * X + 0.5 * (noise * W + start * dP)).sum())
+        return torch.tensor([*by_variance, *by_rate, *by_shape], dtype=torch.float64)
+
+
 class Moments(Visitor):
-    """Sums over the way back from which the gradient in the dynamics' parameters is made."""
+    """`GradientSums` of the way back."""
 
     def __init__(self, dynamics: Dynamics, gaps: Tensor) -> None:
         self._dynamics = dynamics
         # Over an infinite gap F = 0 and nothing depends on a rate.
         self._gaps = gaps.nan_to_num(posinf=0.0)
         self._prior = dynamics.prior_at(gaps)
-        zero = torch.zeros_like(self._prior)
-        self._transition, self._noise, self._scale = zero.clone(), zero.clone(), zero.clone()
-        # Sum of G - F'G F, and of G before the first point, by which P0 acts if it moves.
-        self._shapes = dynamics.shape_slopes
-        self._start = zero.clone()
+        self._sums = GradientSums.zeros(self._prior)
+        self._has_shapes = bool(dynamics.shape_slopes)
 
     def begin(self, tile: slice, run: Filtered) -> None:
         """Turn to the run over another tile of chunks."""
         self._run, self._gap = run, self._gaps[:, tile]
         self._is_first = tile.start == 0
         self._spread = torch.zeros_like(run.end[1])  # summed over the chunks at the end
-        self._level = torch.zeros_like(run.end[1]) if self._shapes else None
+        self._level = torch.zeros_like(run.end[1]) if self._has_shapes else None
 
     def updated(self, j: int, F: Tensor, Q: Tensor, r: Tensor, N: Tensor) -> None:
         """Sum ``t (r m_p' + G F P F')`` and ``G Q``, entry by entry."""
@@ -292,54 +324,30 @@ class Moments(Visitor):
         if self._level is not None:
             self._level -= minus_G
         moved = self._run.cov[j] - Q  # F P F'
-        self._transition.addmm_(r * gap, self._run.mean[j].T)
+        self._sums.transition.addmm_(r * gap, self._run.mean[j].T)
         weighted = minus_G.mul_(gap).reshape(d, -1)
-        self._transition.addmm_(weighted, moved.reshape(d, -1).T, alpha=-1)
+        self._sums.transition.addmm_(weighted, moved.reshape(d, -1).T, alpha=-1)
 
     def moved(self, j: int, r: Tensor, N: Tensor) -> None:
         """Sum ``t F'G F``; at the first point of all, G belongs to the prior."""
         gap = self._gap[j]
-        self._noise.addmm_(r * gap, r.T)
-        self._noise -= (N.reshape(-1, len(gap)) @ gap).view_as(self._noise)
+        self._sums.noise.addmm_(r * gap, r.T)
+        noise = self._sums.noise
+        noise -= (N.reshape(-1, len(gap)) @ gap).view_as(noise)
         if self._level is not None:
             self._level += _minus_slope(r, N)
         if j == 0:
-            self._scale += self._spread.sum(-1)
+            self._sums.scale.add_(self._spread.sum(-1))
             if self._level is not None:
-                self._start += self._level.sum(-1)
+                self._sums.start.add_(self._level.sum(-1))
             if self._is_first:
                 first = _minus_slope(r[:, 0], N[..., 0])
-                self._scale -= first * self._prior
-                self._start -= first
+                self._sums.scale.sub_(first * self._prior)
+                self._sums.start.sub_(first)
 
     def gradient(self) -> Tensor:
-        """Derivative of the log normaliser in the dynamics' parameters, (q,), in main memory.
-
-        The sums over all gaps are those of one short gap with ``F_bar F'`` and ``F'Q_bar F`` equal
-        to them, over which F is easily inverted.
-        """
-        transition, noise, scale = torch.stack([self._transition, self._noise, self._scale]).cpu()
-        gap, F = self._short_gap()
-        inverse = torch.linalg.inv(F)
-        F_bar = transition @ inverse.T / gap
-        Q_bar = inverse.T @ noise @ inverse / (2 * gap)
-        gradient = self._dynamics.transition_gradient(gap, F_bar[..., None], Q_bar[..., None])
-        for i, (states, _) in enumerate(self._dynamics.blocks):
-            gradient[i] = 0.5 * scale[states, states].sum()
-        P0, start = self._prior.cpu(), self._start.cpu()
-        for i, (B, dP) in enumerate(reversed(self._shapes), 1):
-            W = -(B @ P0 + P0 @ B.T)
-            gradient[-i] = (transition * B).sum() + 0.5 * (noise * W + start * dP).sum()
-        return gradient
-
-    def _short_gap(self) -> tuple[Tensor, Tensor]:
-        """A gap (1,) over which the state hardly moves, and its F (d, d)."""
-        gap = torch.ones(1, dtype=torch.float64)
-        while True:
-            F = self._dynamics.transition(gap)[0][..., 0]
-            if float((F - torch.eye(len(F), dtype=F.dtype)).abs().max()) < 0.1:
-                return gap, F
-            gap = gap / 16
+        """As of `GradientSums`."""
+        return self._sums.gradient(self._dynamics)
 
 
 def _minus_slope(r: Tensor, N: Tensor) -> Tensor:

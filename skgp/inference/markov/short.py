@@ -104,7 +104,7 @@ class DevicePrior:
         by_variance = torch.stack([part @ upper for part in self._parts])
         gradient[: len(by_variance)] += by_variance
         H, F = self._dynamics.observation_at(bar), None
-        for i, (_, dP) in enumerate(reversed(self._dynamics.shape_slopes), 1):
+        for i, (_, dP, _) in enumerate(reversed(self._dynamics.shape_slopes), 1):
             F = self._dynamics.transition(self._lags)[0] if F is None else F
             slope = torch.outer(H, constant_like(dP, bar) @ H)[..., None]
             gradient[-i] += (slope * F).sum((0, 1)) @ upper

@@ -47,8 +47,8 @@ from torch import Tensor
 
 from skgp.inference.defaults import LEAST_SHARE, ROUNDING, SETTLED, SHORTEST, SITES_TILE
 from skgp.inference.markov.series import Series
-from skgp.inference.markov.short import DensePosterior, DensePrior
-from skgp.inference.markov.smoother import Evidence, evidence
+from skgp.inference.markov.short import DensePrior
+from skgp.inference.markov.smoother import SitesEvidence, evidence
 from skgp.kernels.sde import Dynamics
 from skgp.likelihoods import Likelihood
 from skgp.linalg import NotPositiveDefiniteError
@@ -327,9 +327,7 @@ class _ExactBound(SeriesBound):
         if base is not None:
             self._before = evidence(dynamics, self._gaps, *base).log_normalizer
 
-    def infer(
-        self, beta: Tensor, weight: Tensor
-    ) -> tuple[Evidence | DensePosterior, tuple[float, ...]] | None:
+    def infer(self, beta: Tensor, weight: Tensor) -> tuple[SitesEvidence, tuple[float, ...]] | None:
         if self._base is not None:
             beta, weight = beta + self._base[0], weight + self._base[1]
         centre = self._centre(beta, weight)

@@ -13,7 +13,8 @@ is the number of these: :math:`D_n / \omega_n` are the pivots of :math:`K + \Ome
 datum may thus make good for an earlier one, and the covariances of the filter be indefinite in
 between.
 
-A short series takes one Cholesky factor instead (:mod:`.short`).
+A short series takes one Cholesky factor instead (:mod:`.short`), a long one of many states factors
+of chunks where their covariance has a short form (:mod:`.dense_chunks`).
 """
 
 import math
@@ -25,6 +26,7 @@ import torch
 from torch import Tensor
 
 from skgp.inference.defaults import LEAST_PIVOT, MISFIT
+from skgp.inference.markov.dense_chunks import DenseEvidence, dense_evidence
 from skgp.inference.markov.elements import Element, ElementTree
 from skgp.inference.markov.passes import (
     Filtered,
@@ -77,6 +79,10 @@ class Evidence:
         return float((self.weight * residual) @ residual)
 
 
+#: What the sites of a series leave, by whichever route.
+SitesEvidence = Evidence | DenseEvidence | DensePosterior
+
+
 def evidence(
     dynamics: Dynamics,
     gaps: Tensor,  # (n,), time from the point before; infinite where nothing is remembered
@@ -85,7 +91,7 @@ def evidence(
     centre: Tensor | None = None,  # (n,), values c of f near which the sites are
     *,
     prior: DensePrior | None = None,  # of these dynamics and gaps, if made before
-) -> Evidence | DensePosterior:
+) -> SitesEvidence:
     r"""Normaliser, its gradient and the marginals of f in one sweep forwards and one back.
 
     .. math:: \log Z = \log \int \prod_n \exp(\beta_n f_n - \omega_n f_n^2 / 2) \, dP(f).
@@ -104,6 +110,8 @@ def evidence(
     if prior is not None and prior.suits(weight.numpy()):
         at = None if centre is None else centre.numpy()
         return DensePosterior(prior, beta.numpy(), weight.numpy(), at)
+    if (found := dense_evidence(dynamics, gaps, beta, weight, centre)) is not None:
+        return found
     chunks = Chunks(len(gaps), dynamics.n_states)
     # Made outside the inference mode, which spares a tenth of the time, to be the caller's own.
     mean, var = (beta.new_empty(chunks.length, chunks.count) for _ in range(2))

@@ -43,7 +43,7 @@ from skgp.inference.markov.series import Series
 from skgp.inference.markov.short import DensePosterior, DensePrior
 from skgp.inference.markov.short_gaussian import ShortCovariance, ShortSeries
 from skgp.inference.markov.sites import SiteFit, climb, fit_sites, likelihood_gradient
-from skgp.inference.markov.smoother import Evidence, evidence
+from skgp.inference.markov.smoother import SitesEvidence, evidence
 from skgp.kernels.hyperparameters import with_theta
 from skgp.kernels.sde import Dynamics, StateSpace, state_space
 from skgp.learning.markov.defaults import ADDITIVE_TOL, ELBO_TOL
@@ -244,9 +244,7 @@ class GaussianEvidence(ClosedForm):
         covariance = ShortCovariance(process, lags)
         return ShortSeries(covariance, centre, counts, self.total, self._squares)
 
-    def _condition(
-        self, dynamics: Processes, noise: float, rough: bool = False
-    ) -> Evidence | DensePosterior:
+    def _condition(self, dynamics: Processes, noise: float, rough: bool = False) -> SitesEvidence:
         process, *_ = dynamics
         prior = self.dense_prior(process)
         if prior is not None:
@@ -262,7 +260,7 @@ class GaussianEvidence(ClosedForm):
         """Weighted sums of y, weights and means of each time, (m,), of a series in main memory."""
         return tuple(t.numpy() for t in (self.series.totals, self.series.counts, self._centre))
 
-    def _misfit(self, q: Evidence | DensePosterior, noise: float) -> float:
+    def _misfit(self, q: SitesEvidence, noise: float) -> float:
         return noise * q.misfit(self._centre) + self._squares
 
 

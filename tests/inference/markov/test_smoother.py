@@ -6,6 +6,7 @@ import torch
 from sklearn.gaussian_process.kernels import Matern
 
 from skgp.inference.markov import series as layout
+from skgp.inference.markov import smoother
 from skgp.inference.markov.short import DensePrior
 from skgp.inference.markov.smoother import evidence
 from skgp.kernels import Cosine, LocalLinearTrend
@@ -24,12 +25,14 @@ MATERN = 1.3 * Matern(0.7, nu=1.5)
 SUM = MATERN + 0.4 * Matern(3.0, nu=2.5)
 
 
-@pytest.fixture(autouse=True, params=["dense", "chunks"])
+@pytest.fixture(autouse=True, params=["dense", "chunks", "points"])
 def route(request, monkeypatch):
-    """Short series go either way; both are held to the same oracles."""
-    if request.param == "chunks":
+    """Short series go any way; all are held to the same oracles."""
+    if request.param != "dense":
         monkeypatch.setattr(layout, "MAX_TIMES", 0)
         monkeypatch.setattr(layout, "MOST_TIMES", 0)
+    if request.param == "points":
+        monkeypatch.setattr(smoother, "dense_evidence", lambda *_: None)
     return request.param
 
 
@@ -74,7 +77,7 @@ def test_evidence_of_an_approximate_kernel_is_exact_for_its_form(case):
     assert_close_to_dense(evidence(dynamics, *tensors(x, beta, weight)), dense)
 
 
-@pytest.mark.parametrize("route", ["chunks"], indirect=True)
+@pytest.mark.parametrize("route", ["points"], indirect=True)
 @pytest.mark.parametrize("keep", [1.0, 0.7], ids=["all", "some"])
 @pytest.mark.parametrize("start", [0.0, 1960.0])
 def test_evidence_on_a_regular_grid_looks_transitions_up(monkeypatch, rng, keep, start):

@@ -1,0 +1,314 @@
+r"""Evidence of a long series by dense factors of chunks, all chunks at once.
+
+Given the state :math:`s_0` before a chunk of L points, f there and the state :math:`s_+` at its end
+are
+
+.. math:: f = U s_0 + N(0, C), \quad s_+ = \Phi s_0 + N(0, Q), \quad
+          C_{ji} = u_j v_i^\top \; (i \le j), \quad
+          \operatorname{Cov}(f, s_+) = V \Phi^\top = W^\top
+
+(:mod:`skgp.kernels.sde_lags`). With one Cholesky factor of :math:`B = I + \Omega^{1/2} C
+\Omega^{1/2}` a chunk its data are taken into an :class:`~.elements.Element`; a filter and its way
+back run over the chunks, with one factor of a d x d matrix each; and, given the state and what
+later data say at all joints, the gradient is made of dense products. So a point costs O(L^2 + L d)
+operations in large batches, where steps from point to point have O(d^2) in small ones.
+
+Let m, P be the state before a chunk given the data before, and (r, N) its slopes given all, as in
+:mod:`.passes`: :math:`s_p = m + P r` and :math:`\Gamma = P - P N P` are the smoothed moments. With
+those at the end, :math:`r_+` and :math:`N_+`, :math:`G = (I + P J)^{-1}` and
+:math:`Z = \Omega^{1/2} B^{-1} \Omega^{1/2} [U, W^\top]`, the slopes in f and in s_+ are
+
+.. math:: \alpha = \Omega^{1/2} B^{-1} \Omega^{1/2} c - Z h, \quad h = (s_p, r_+), \qquad
+          N_{ff} = \Omega^{1/2} B^{-1} \Omega^{1/2} + Z \Theta Z^\top, \quad
+          \Theta = \begin{pmatrix} -\Gamma & \cdot \\ N_+ A G P & N_+ \end{pmatrix},
+
+and the derivatives of log Z in C, U, W, :math:`\Phi` and Q are :math:`\tfrac12 (\alpha \alpha^\top
+- N_{ff})`, :math:`(\bar U, \bar W^\top) = \alpha h^\top + Z \Theta`, :math:`r_+ s_p^\top - N_+ A G
+P` and :math:`\tfrac12 (r_+ r_+^\top - N_+)`. All arrays of points have a factor
+:math:`\Omega^{1/2}`, and with :math:`Y = Z_c M`, :math:`M = \mathrm{diag}(\Theta, 0) - (h, -1) (h,
+-1)^\top`, where Z_c has c for one more column, they are two products: Y holds
+:math:`(\bar U, \bar W^\top, -\alpha)`, and :math:`B^{-1} + Y Z_c^\top = N_{ff} - \alpha
+\alpha^\top`.
+"""
+
+import math
+from collections.abc import Iterator
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from skgp.inference.defaults import (
+    CHUNKS_BYTES,
+    DENSE_LENGTHS,
+    DENSE_STATES,
+    FARTHEST_TOP,
+    FEW_POINTS,
+    LARGEST_RATIO,
+    MANY_STATES,
+    POINTS_A_STATE,
+    REGULAR,
+    SHORTEST_LENGTH,
+    SMALL_WEIGHT,
+    TILE_POINTS,
+)
+from skgp.inference.markov.chunk_filter import Joint, Joints, Tile
+from skgp.inference.markov.passes import GradientSums
+from skgp.kernels.sde import Dynamics
+from skgp.kernels.sde_lags import Generators
+
+
+class DenseEvidence:
+    """As `Evidence`; the marginals are worked out when first asked for."""
+
+    def __init__(self, chunks: "DenseChunks") -> None:
+        self._chunks, self._joints = chunks, Joints(chunks.tiles(), chunks.shape[0], chunks.prior)
+        sums = GradientSums.zeros(chunks.prior)
+        whole, misfit, spread = 0.0, 0.0, 0.0
+        for tile, part in self._tiles():
+            slopes = _Slopes(tile, part)
+            whole += float((tile.y * slopes.alpha).sum())
+            misfit += float(slopes.alpha.square().sum())
+            spread += float((1 - slopes.diagonal).sum())
+            slopes.add_to(sums, chunks)
+        start = self._joints.r[0, :, None] * self._joints.r[0] - self._joints.N[0]
+        sums.scale.add_(start * chunks.prior)
+        sums.start.add_(start)
+        self.log_normalizer = chunks.constant - 0.5 * whole - self._joints.half_log_det
+        self.spread, self._misfit, self._sums = spread, misfit, sums
+
+    def _tiles(self) -> Iterator[tuple[Tile, Joint]]:
+        return zip(self._chunks.tiles(), self._joints.tiles(self._chunks.tile_size), strict=True)
+
+    @cached_property
+    def parameter_gradient(self) -> Tensor:
+        """As of `Evidence`."""
+        return self._sums.gradient(self._chunks.dynamics)
+
+    def gradients(self) -> list[Tensor]:
+        """As of `Evidence`."""
+        return [self.parameter_gradient]
+
+    def misfit(self, centre: Tensor) -> float:
+        """As of `Evidence`."""
+        if centre is self._chunks.centre:
+            return self._misfit
+        residual = self.mean - centre
+        return float((self._chunks.weight * residual) @ residual)
+
+    @property
+    def mean(self) -> Tensor:
+        """(n,)."""
+        return self._moments[0]
+
+    @property
+    def var(self) -> Tensor:
+        """(n,)."""
+        return self._moments[1]
+
+    @cached_property
+    def _moments(self) -> tuple[Tensor, Tensor]:
+        with torch.inference_mode():
+            found = [_moments(self._chunks, *each) for each in self._tiles()]
+            moments = torch.cat(found, 1).flatten(1)
+        mean, var = moments[:, : len(self._chunks.weight)].clone()
+        return mean, var
+
+
+class DenseChunks:
+    """A series of n points as c chunks of L; the last is padded with points that weigh nothing."""
+
+    def __init__(
+        self,
+        dynamics: Dynamics,
+        gaps: Tensor,
+        weight: Tensor,
+        centre: Tensor,  # (n,) beta / weight
+        generators: Generators,
+        length: int,
+    ) -> None:
+        self.dynamics, self.generators, self.prior = dynamics, generators, dynamics.stationary
+        self.weight, self.centre, self.constant = weight, centre, 0.0
+        self.variance = float(dynamics.observation @ self.prior @ dynamics.observation)
+        count = -(-len(gaps) // length)
+        padding = 0, count * length - len(gaps)
+        gaps, root, centre = (
+            torch.nn.functional.pad(x, padding).view(count, length)
+            for x in (gaps.clone(), weight.sqrt(), centre)
+        )
+        gaps[0, 0] = 0.0  # the prior is stationary
+        self.data, self.shape = (gaps, root, centre), (count, length)
+        self.tile_size = max(1, TILE_POINTS // length)
+        numbers = length + 5 * dynamics.n_states + 2
+        self._kept: list[Tile] | None = [] if 8 * gaps.numel() * numbers <= CHUNKS_BYTES else None
+
+    def tiles(self) -> Iterator[Tile]:
+        """Some chunks after the other, which a second call takes over and a third makes anew."""
+        if self._kept:
+            kept, self._kept = self._kept[::-1], None
+            while kept:
+                yield kept.pop()
+            return
+        for data in zip(*(x.split(self.tile_size) for x in self.data), strict=True):
+            tile = self._take(*data)
+            if self._kept is not None:
+                self._kept.append(tile)
+            yield tile
+
+    def _take(self, gaps: Tensor, root: Tensor, centre: Tensor) -> Tile:
+        clocks = self.generators.clock(gaps)
+        assert clocks is not None
+        (c, L), d = gaps.shape, self.generators.n_states
+        right, v = gaps.new_empty(c, 2 * d + 1, L), gaps.new_empty(c, d, L)
+        F, Q = self.generators.ends(clocks)
+        self.generators.fill(clocks, root, right[:, :d], v)
+        torch.matmul(F, v, out=right[:, d : 2 * d])
+        torch.mul(root, centre, out=right[:, -1])
+        B = right[:, :d].mT @ v  # (c, L, L), of which the lower half holds
+        B.diagonal(dim1=1, dim2=2).add_(1.0)
+        factor, failed = torch.linalg.cholesky_ex(B)
+        half_log_det = float(factor.diagonal(dim1=1, dim2=2).log().sum())
+        # Half an inverse keeps digits of the products that a whole one loses.
+        eye = torch.eye(L, dtype=B.dtype).expand_as(B)
+        half = torch.linalg.solve_triangular(factor, eye, upper=False)
+        white = right @ half.mT  # (c, 2d + 1, L)
+        products, solved, inverse = white @ white.mT, white @ half, half.mT @ half
+        return Tile(clocks, root, v, right, inverse, solved, products, F, Q, half_log_det)
+
+    def covariances(self, tile: Tile) -> tuple[Tensor, Tensor]:
+        """Of f in a tile: U' and W (c, 2d, L), and C (c, L, L), without weights."""
+        c, d, L = tile.v.shape
+        joint, v = tile.v.new_empty(c, 2 * d, L), torch.empty_like(tile.v)
+        self.generators.fill(tile.clocks, None, joint[:, :d], v)
+        torch.matmul(tile.F, v, out=joint[:, d:])
+        C = torch.tril(joint[:, :d].mT @ v)
+        return joint, C + torch.tril(C, -1).mT
+
+
+class _Slopes:
+    """Derivatives of log Z in what a tile is made of."""
+
+    def __init__(self, tile: Tile, joint: Joint) -> None:
+        d = tile.v.shape[1]
+        self._tile, self._joint = tile, joint
+        ends = torch.nn.functional.pad(joint.h, (0, 1), value=-1.0)
+        M = torch.nn.functional.pad(joint.theta, (0, 1, 0, 1))
+        M.baddbmm_(ends[:, :, None], ends[:, None], alpha=-1)
+        self._bar = M @ tile.solved  # (c, 2d + 1, L): bars of U and W, and -alpha
+        self._U, self._W, minus = self._bar.split([d, d, 1], 1)
+        self.alpha = -minus[:, 0]  # (c, L)
+        # N_ff - alpha alpha', in place of the inverse
+        self._minus = tile.inverse.baddbmm_(self._bar.mT, tile.solved)
+        self.diagonal = self._minus.diagonal(dim1=1, dim2=2) + self.alpha.square()  # of N_ff
+
+    def add_to(self, sums: GradientSums, chunks: DenseChunks) -> None:
+        """Add what `GradientSums.gradient` reads."""
+        tile, (h, theta, N) = self._tile, self._joint
+        d, L = tile.v.shape[1:]
+        u, v, F = tile.right[:, :d], tile.v, tile.F
+        half = torch.ones(L, L, dtype=v.dtype).tril()
+        half.diagonal().mul_(0.5)
+        lower = self._minus.mul_(half)  # the slope in C, of which each pair counts once, negative
+        u_bar = torch.baddbmm(self._U, v, lower.mT, alpha=-1)  # (c, d, L)
+        v_bar = torch.baddbmm(F.mT @ self._W, u, lower, alpha=-1)
+        s, r = h.split(d, 1)
+        F_bar = torch.baddbmm(r[:, :, None] * s[:, None] - theta[:, d:, :d], self._W, v.mT)
+        Q_bar = r[:, :, None] * r[:, None] - N  # twice it
+        times = chunks.generators.times(tile.clocks)  # (c, d or 1, L)
+        last, later = times[..., -1:], u * times
+        moved = F.mT @ Q_bar @ F
+        sums.transition.add_((later @ u_bar.mT - v_bar @ (v * times).mT).sum(0))
+        sums.transition.add_((last * (F_bar @ F.mT)).sum(0))
+        crossed = (v_bar @ later.mT).sum(0)
+        sums.noise.add_(crossed + crossed.T + (last * moved).sum(0))
+        sums.scale.add_((Q_bar * tile.Q).sum(0))
+        sums.scale.diagonal().add_((v_bar * v).sum((0, 2)), alpha=2)
+        if chunks.dynamics.shape_slopes:
+            crossed = (v_bar @ u.mT).sum(0)
+            sums.start.add_((Q_bar - moved).sum(0) - 2 * crossed)
+            sums.turned.add_((v_bar @ v.mT).sum(0) + crossed @ chunks.prior)
+
+
+def _moments(chunks: DenseChunks, tile: Tile, joint: Joint) -> Tensor:
+    """Mean and variance of f in a tile, (2, c, L).
+
+    With ``I - N_ff`` for the weighted covariance; where weights are small, given s_0 and s_+ too.
+    """
+    slopes = _Slopes(tile, joint)
+    weight = tile.root.square()
+    mean = (tile.y - slopes.alpha) / tile.root
+    var = (1.0 - slopes.diagonal) / weight
+    is_small = weight * chunks.variance < SMALL_WEIGHT
+    if bool(is_small.any()):
+        given = _small_moments(chunks, tile, joint, slopes.alpha)
+        mean, var = (torch.where(is_small, *each) for each in zip(given, (mean, var), strict=True))
+    return torch.stack([mean, var.clamp_(min=0)])
+
+
+def _small_moments(
+    chunks: DenseChunks, tile: Tile, joint: Joint, alpha: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Mean and variance (c, L): given s_0 and s_+, f has covariance ``C - C S C``, S without Z."""
+    joined, C = chunks.covariances(tile)  # (c, 2d, L), (c, L, L)
+    weighted, solved = C * tile.root[:, None], tile.solved[:, :-1]
+    B = weighted * tile.root[..., None]
+    B.diagonal(dim1=1, dim2=2).add_(1.0)
+    white = torch.linalg.solve_triangular(torch.linalg.cholesky(B), weighted.mT, upper=False)
+    mean = (joint.h[:, None] @ joined)[:, 0] + (weighted @ alpha[..., None])[..., 0]
+    rest = joined - solved @ weighted.mT
+    var = C.diagonal(dim1=1, dim2=2) - white.square().sum(1)
+    return mean, var - ((joint.theta @ rest) * rest).sum(1)
+
+
+def dense_evidence(
+    dynamics: Dynamics, gaps: Tensor, beta: Tensor, weight: Tensor, centre: Tensor | None
+) -> DenseEvidence | None:
+    """As `evidence`, where this route is faster and keeps the digits; None elsewhere."""
+    if gaps.device.type != "cpu" or dynamics.origin is not None or not _is_fast(dynamics, gaps):
+        return None
+    variance = float(dynamics.observation @ dynamics.stationary @ dynamics.observation)
+    low, high = map(float, weight.aminmax())
+    if not (low >= 0 and high * variance <= LARGEST_RATIO):
+        return None
+    generators = Generators([block for _, block in dynamics.blocks])
+    sites = _centres(beta, weight, centre)
+    if not generators.is_complete or sites is None:
+        return None
+    length = DENSE_LENGTHS[dynamics.n_states >= MANY_STATES]
+    with torch.inference_mode():
+        while length >= SHORTEST_LENGTH:
+            chunks = DenseChunks(dynamics, gaps, weight, sites[0], generators, length)
+            chunks.constant = sites[1]
+            if generators.clock(chunks.data[0]) is not None:
+                found = DenseEvidence(chunks)
+                return found if math.isfinite(found.log_normalizer) else None
+            length //= 2
+    return None
+
+
+def _is_fast(dynamics: Dynamics, gaps: Tensor) -> bool:
+    """Whether steps from point to point, of which few take few states, cost more."""
+    d, n = dynamics.n_states, len(gaps)
+    if n <= max(FEW_POINTS, POINTS_A_STATE * d**2) or d >= DENSE_STATES[1]:
+        return True
+    low, high = map(float, gaps[1:].aminmax())
+    return d >= DENSE_STATES[0] and high - low > REGULAR * high
+
+
+def _centres(beta: Tensor, weight: Tensor, centre: Tensor | None) -> tuple[Tensor, float] | None:
+    """Where the sites have their tops, (n,), and the sum of their logarithms there.
+
+    The given centre where that is one, but for rounding. None where tops are too far away.
+    """
+    is_site = weight > 0
+    top = torch.where(is_site, beta / weight, 0.0)
+    if centre is None:
+        above = 0.5 * beta * top
+    else:
+        centre = torch.where(is_site, centre, 0.0)
+        if torch.allclose(top, centre, rtol=1e-14, atol=0.0):
+            top = centre
+        above = 0.5 * weight * (top - centre) ** 2
+    if bool((is_site | (beta == 0)).all()) and float(above.max()) <= FARTHEST_TOP:
+        return top, float(above.sum())
+    return None
