@@ -181,15 +181,15 @@ MISFIT = 1e-5
 # ---- state space, long series by dense factors of chunks: timed on one core, n = 1e4 and 1e5
 #: Points, and points over the square of the number of states, up to which they take less time than
 #: steps from point to point; and states from which they always do, at irregular and regular times.
-#: At n = 1e4 (1e5) 15 beside 22 ms (142, 79) with four states, 20, 42 (172, 210) with six, 62, 135
-#: (348, 1804) with 17; at regular times 16, 19 (149, 63), 19, 28 (167, 107) and 32, 99 (356, 823).
+#: At n = 1e4 (1e5) 15 beside 22 ms (142, 79) with four states, 14, 42 (135, 210) with six, 33, 135
+#: (342, 1800) with 17; at regular times 16, 19 (149, 63), 14, 28 (135, 107) and 32, 99 (342, 823).
 FEW_POINTS, POINTS_A_STATE, DENSE_STATES = 3000, 600, (6, 9)
 #: Of gaps, by which they differ, relative, at regular times.
 REGULAR = 1e-9
 #: Points of a chunk, of few states and of as many as these; halved where gaps are wide.
-DENSE_LENGTHS, MANY_STATES, SHORTEST_LENGTH = (32, 48), 12, 8
-#: Points of a tile, whose arrays stay in the cache.
-TILE_POINTS = 2**13
+DENSE_LENGTHS, MANY_STATES, SHORTEST_LENGTH = (24, 48), 12, 12
+#: Entries of the matrices of a tile of chunks, which stay in the cache.
+TILE_MATRICES = 300_000
 #: Of weight to prior precision: log Z then has errors of 4e-10 of itself, gradients of 1e-6. What a
 #: site may exceed its value at the centre by, in nats.
 LARGEST_RATIO, FARTHEST_TOP = 1e7, 1e6

@@ -68,9 +68,9 @@ TAIL = 0.05
 OUTLYING = 10.0
 
 # ---- state space, covariances within stretches
-# Exponents of decay: of a gap over which all is forgotten (1e-19), and of a whole stretch, where
-# exp is finite: eight such gaps are always within it. Terms that add up to covariances, of these.
-FORGOTTEN, MOST_DECAY, LARGEST_TERM = 45.0, 600.0, 1e3
+# Exponents of decay: of a gap over which all is forgotten (1e-16), and of a whole stretch, where
+# squares of exp are finite: eight such gaps. Terms that add up to covariances, in units of these.
+FORGOTTEN, MOST_DECAY, LARGEST_TERM = 37.0, 300.0, 1e2
 
 # ---- spectra
 # Fewer signs than this give too few directions to pass for Gaussian ones, and save nothing.

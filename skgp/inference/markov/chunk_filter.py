@@ -24,8 +24,7 @@ class Tile(NamedTuple):
 
     clocks: list[Tensor]
     root: Tensor  # (c, L) of the weights
-    v: Tensor  # (c, d, L) vectors v, weighted, as all that follows
-    right: Tensor  # (c, 2d + 1, L): U', W and c'
+    right: Tensor  # (c, 2d + 1, L): U', V' and c', weighted, as all that follows
     inverse: Tensor  # (c, L, L) of B
     solved: Tensor  # (c, 2d + 1, L): `right` times the inverse, Z_c'
     products: Tensor  # (c, 2d + 1, 2d + 1): of these
@@ -42,9 +41,10 @@ class Tile(NamedTuple):
 class Joint(NamedTuple):
     """What is known of the states at the starts and the ends of some chunks, c of them."""
 
-    h: Tensor  # (c, 2d) smoothed state before, r after
-    theta: Tensor  # (c, 2d, 2d)
-    N: Tensor  # (c, d, d) after
+    h: Tensor  # (c, 2d), as theta (c, 2d, 2d): see :mod:`.dense_chunks`
+    theta: Tensor
+    r: Tensor  # (c, d) after
+    N: Tensor  # (c, d, d)
 
 
 class Joints:
@@ -56,8 +56,9 @@ class Joints:
         known[0, :d] = prior.numpy()
         solved = np.empty((count, 2 * d + 1, d))  # (A G), (I + J P)^-1 J and that of eta - J m
         systems = np.empty((count, d + 1, d))  # factors of I + J P
-        start, half_log_det = 0, 0.0
+        start, half_log_det, transitions = 0, 0.0, []
         for tile in tiles:
+            transitions.append(tile.F)
             here, stop = slice(start, start + len(tile.F)), start + len(tile.F) + 1
             _filter(tile, known[start:stop], solved[here], systems[here])
             half_log_det += tile.half_log_det
@@ -69,19 +70,20 @@ class Joints:
         self.N, self.r = N[:, :d], N[:, d]  # (count + 1, d, d), (count + 1, d)
         self._P = P[:, :d]
         self._smoothed = P[:, d] + (self._P @ self.r[..., None])[..., 0]
-        self._AG = torch.from_numpy(solved)[:, :d]
+        self._AG, self._F = torch.from_numpy(solved)[:, :d], torch.cat(transitions)
 
     def tiles(self, size: int) -> Iterator[Joint]:
         """Tile by tile of so many chunks."""
         count, d, _ = self._AG.shape
         for start in range(0, count, size):
             here, after = slice(start, start + size), slice(start + 1, min(start + size, count) + 1)
-            P, N = self._P[:-1][here], self.N[after]
-            theta = P.new_empty(len(P), 2 * d, 2 * d)
+            P, N, r, F = self._P[:-1][here], self.N[after], self.r[after], self._F[here]
+            theta, back = P.new_empty(len(P), 2 * d, 2 * d), F.mT @ N
             theta[:, :d, :d] = P @ self.N[:-1][here] @ P - P
-            cross = N @ (self._AG[here] @ P)
-            theta[:, d:, :d], theta[:, :d, d:], theta[:, d:, d:] = cross, cross.mT, N
-            yield Joint(torch.cat([self._smoothed[:-1][here], self.r[after]], 1), theta, N)
+            theta[:, d:] = back @ torch.cat([self._AG[here] @ P, F], 2)
+            theta[:, :d, d:] = theta[:, d:, :d].mT
+            h = torch.cat([self._smoothed[:-1][here], (F.mT @ r[..., None])[..., 0]], 1)
+            yield Joint(h, theta, r, N)
 
 
 def _filter(tile: Tile, known: np.ndarray, solved: np.ndarray, systems: np.ndarray) -> None:
@@ -90,15 +92,16 @@ def _filter(tile: Tile, known: np.ndarray, solved: np.ndarray, systems: np.ndarr
     States are P with m for one more row, (d + 1, d). BLAS and LAPACK read transposes of all arrays
     here, and add to what stands in the array they write to: a call less for each.
     """
-    d, products = tile.v.shape[1], tile.products  # of U, W and c
-    A = tile.F - products[:, d : 2 * d, :d]
+    d, products, F = tile.F.shape[1], tile.products, tile.F  # of U, V and c
+    A = F - F @ products[:, d : 2 * d, :d]
     eta = products[:, 2 * d :, :d]
     torch.cat([A, products[:, :d, :d], eta], 1, out=torch.from_numpy(solved))  # A, J and eta
     # ((A, 0), (eta', 1)), which makes A P and m' + eta' P of a state.
     onward = torch.nn.functional.pad(torch.cat([A, eta], 1), (0, 1))
     onward[:, d, d] = 1.0
-    known[1:] = products[:, d:, d : 2 * d].numpy()
-    known[1:, :d] = tile.Q.numpy() - known[1:, :d]  # P and b' of each element
+    ends = products[:, d:, d : 2 * d] @ F.mT
+    torch.sub(tile.Q, F @ ends[:, :d], out=ends[:, :d])
+    known[1:] = ends.numpy()  # P and b' of each element
     systems[:] = np.eye(d + 1, d)
     moved = np.empty((d + 1, d))
     turned = (x.swapaxes(1, 2) for x in (known, known[1:], solved, systems))

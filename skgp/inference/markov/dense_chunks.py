@@ -5,7 +5,7 @@ are
 
 .. math:: f = U s_0 + N(0, C), \quad s_+ = \Phi s_0 + N(0, Q), \quad
           C_{ji} = u_j v_i^\top \; (i \le j), \quad
-          \operatorname{Cov}(f, s_+) = V \Phi^\top = W^\top
+          \operatorname{Cov}(f, s_+) = V \Phi^\top
 
 (:mod:`skgp.kernels.sde_lags`). With one Cholesky factor of :math:`B = I + \Omega^{1/2} C
 \Omega^{1/2}` a chunk its data are taken into an :class:`~.elements.Element`; a filter and its way
@@ -16,19 +16,21 @@ operations in large batches, where steps from point to point have O(d^2) in smal
 Let m, P be the state before a chunk given the data before, and (r, N) its slopes given all, as in
 :mod:`.passes`: :math:`s_p = m + P r` and :math:`\Gamma = P - P N P` are the smoothed moments. With
 those at the end, :math:`r_+` and :math:`N_+`, :math:`G = (I + P J)^{-1}` and
-:math:`Z = \Omega^{1/2} B^{-1} \Omega^{1/2} [U, W^\top]`, the slopes in f and in s_+ are
+:math:`Z = \Omega^{1/2} B^{-1} \Omega^{1/2} [U, V]`, the slopes in f are
 
-.. math:: \alpha = \Omega^{1/2} B^{-1} \Omega^{1/2} c - Z h, \quad h = (s_p, r_+), \qquad
+.. math:: \alpha = \Omega^{1/2} B^{-1} \Omega^{1/2} c - Z h, \quad h = (s_p, \Phi^\top r_+), \qquad
           N_{ff} = \Omega^{1/2} B^{-1} \Omega^{1/2} + Z \Theta Z^\top, \quad
-          \Theta = \begin{pmatrix} -\Gamma & \cdot \\ N_+ A G P & N_+ \end{pmatrix},
+          \Theta = \begin{pmatrix} -\Gamma & \cdot \\
+          \Phi^\top N_+ A G P & \Phi^\top N_+ \Phi \end{pmatrix},
 
-and the derivatives of log Z in C, U, W, :math:`\Phi` and Q are :math:`\tfrac12 (\alpha \alpha^\top
-- N_{ff})`, :math:`(\bar U, \bar W^\top) = \alpha h^\top + Z \Theta`, :math:`r_+ s_p^\top - N_+ A G
-P` and :math:`\tfrac12 (r_+ r_+^\top - N_+)`. All arrays of points have a factor
-:math:`\Omega^{1/2}`, and with :math:`Y = Z_c M`, :math:`M = \mathrm{diag}(\Theta, 0) - (h, -1) (h,
--1)^\top`, where Z_c has c for one more column, they are two products: Y holds
-:math:`(\bar U, \bar W^\top, -\alpha)`, and :math:`B^{-1} + Y Z_c^\top = N_{ff} - \alpha
-\alpha^\top`.
+and the derivatives of log Z in C, U, V and Q are :math:`\tfrac12 (\alpha \alpha^\top - N_{ff})`,
+:math:`(\bar U, \bar V) = \alpha h^\top + Z \Theta` and :math:`\tfrac12 (r_+ r_+^\top - N_+)`; that
+in :math:`\Phi`, times :math:`\Phi^\top` from the left, is :math:`\bar V^\top V + \Phi^\top (r_+
+s_p^\top - N_+ A G P)`, which serves as well, since :math:`\Phi` commutes with all that moves it.
+Arrays of points have a factor :math:`\Omega^{1/2}`, and with :math:`Y = Z_c M`, :math:`M =
+\mathrm{diag}(\Theta, 0) - (h, -1) (h, -1)^\top`, where Z_c has c for one more column, they are two
+products: Y holds :math:`(\bar U, \bar V, -\alpha)`, and :math:`B^{-1} + Y Z_c^\top = N_{ff} -
+\alpha \alpha^\top`.
 """
 
 import math
@@ -50,7 +52,7 @@ from skgp.inference.defaults import (
     REGULAR,
     SHORTEST_LENGTH,
     SMALL_WEIGHT,
-    TILE_POINTS,
+    TILE_MATRICES,
 )
 from skgp.inference.markov.chunk_filter import Joint, Joints, Tile
 from skgp.inference.markov.passes import GradientSums
@@ -123,22 +125,25 @@ class DenseChunks:
         dynamics: Dynamics,
         gaps: Tensor,
         weight: Tensor,
-        centre: Tensor,  # (n,) beta / weight
+        tops: tuple[Tensor, float],  # of `_centres`
         generators: Generators,
         length: int,
     ) -> None:
         self.dynamics, self.generators, self.prior = dynamics, generators, dynamics.stationary
-        self.weight, self.centre, self.constant = weight, centre, 0.0
+        self.weight, (self.centre, self.constant) = weight, tops
         self.variance = float(dynamics.observation @ self.prior @ dynamics.observation)
         count = -(-len(gaps) // length)
         padding = 0, count * length - len(gaps)
         gaps, root, centre = (
             torch.nn.functional.pad(x, padding).view(count, length)
-            for x in (gaps.clone(), weight.sqrt(), centre)
+            for x in (gaps.clone(), weight.sqrt(), self.centre)
         )
         gaps[0, 0] = 0.0  # the prior is stationary
-        self.data, self.shape = (gaps, root, centre), (count, length)
-        self.tile_size = max(1, TILE_POINTS // length)
+        self.shape, self._data = (count, length), (gaps, root, centre)
+        self._clocks = generators.clock(gaps)
+        #: Whether no chunk is too long.
+        self.is_valid = self._clocks is not None
+        self.tile_size = max(1, TILE_MATRICES // length**2)
         numbers = length + 5 * dynamics.n_states + 2
         self._kept: list[Tile] | None = [] if 8 * gaps.numel() * numbers <= CHUNKS_BYTES else None
 
@@ -149,22 +154,23 @@ class DenseChunks:
             while kept:
                 yield kept.pop()
             return
-        for data in zip(*(x.split(self.tile_size) for x in self.data), strict=True):
+        assert self._clocks is not None
+        arrays = *self._data, *self.generators.ends(self._clocks)
+        for data in zip(*(x.split(self.tile_size) for x in arrays), strict=True):
             tile = self._take(*data)
             if self._kept is not None:
                 self._kept.append(tile)
             yield tile
 
-    def _take(self, gaps: Tensor, root: Tensor, centre: Tensor) -> Tile:
+    def _take(self, gaps: Tensor, root: Tensor, centre: Tensor, F: Tensor, Q: Tensor) -> Tile:
         clocks = self.generators.clock(gaps)
         assert clocks is not None
         (c, L), d = gaps.shape, self.generators.n_states
-        right, v = gaps.new_empty(c, 2 * d + 1, L), gaps.new_empty(c, d, L)
-        F, Q = self.generators.ends(clocks)
-        self.generators.fill(clocks, root, right[:, :d], v)
-        torch.matmul(F, v, out=right[:, d : 2 * d])
+        right = gaps.new_empty(c, 2 * d + 1, L)
+        u, v = right[:, :d], right[:, d : 2 * d]
+        self.generators.fill(clocks, root, u, v)
         torch.mul(root, centre, out=right[:, -1])
-        B = right[:, :d].mT @ v  # (c, L, L), of which the lower half holds
+        B = u.mT @ v  # (c, L, L), of which the lower half holds
         B.diagonal(dim1=1, dim2=2).add_(1.0)
         factor, failed = torch.linalg.cholesky_ex(B)
         half_log_det = float(factor.diagonal(dim1=1, dim2=2).log().sum())
@@ -173,15 +179,14 @@ class DenseChunks:
         half = torch.linalg.solve_triangular(factor, eye, upper=False)
         white = right @ half.mT  # (c, 2d + 1, L)
         products, solved, inverse = white @ white.mT, white @ half, half.mT @ half
-        return Tile(clocks, root, v, right, inverse, solved, products, F, Q, half_log_det)
+        return Tile(clocks, root, right, inverse, solved, products, F, Q, half_log_det)
 
     def covariances(self, tile: Tile) -> tuple[Tensor, Tensor]:
-        """Of f in a tile: U' and W (c, 2d, L), and C (c, L, L), without weights."""
-        c, d, L = tile.v.shape
-        joint, v = tile.v.new_empty(c, 2 * d, L), torch.empty_like(tile.v)
-        self.generators.fill(tile.clocks, None, joint[:, :d], v)
-        torch.matmul(tile.F, v, out=joint[:, d:])
-        C = torch.tril(joint[:, :d].mT @ v)
+        """Of f in a tile: U' and V' (c, 2d, L), and C (c, L, L), without weights."""
+        joint = torch.empty_like(tile.right[:, :-1])
+        u, v = joint.chunk(2, 1)
+        self.generators.fill(tile.clocks, None, u, v)
+        C = torch.tril(u.mT @ v)
         return joint, C + torch.tril(C, -1).mT
 
 
@@ -189,13 +194,13 @@ class _Slopes:
     """Derivatives of log Z in what a tile is made of."""
 
     def __init__(self, tile: Tile, joint: Joint) -> None:
-        d = tile.v.shape[1]
+        d = tile.F.shape[1]
         self._tile, self._joint = tile, joint
         ends = torch.nn.functional.pad(joint.h, (0, 1), value=-1.0)
         M = torch.nn.functional.pad(joint.theta, (0, 1, 0, 1))
         M.baddbmm_(ends[:, :, None], ends[:, None], alpha=-1)
-        self._bar = M @ tile.solved  # (c, 2d + 1, L): bars of U and W, and -alpha
-        self._U, self._W, minus = self._bar.split([d, d, 1], 1)
+        self._bar = M @ tile.solved  # (c, 2d + 1, L): bars of U and V, and -alpha
+        self._u, self._v, minus = self._bar.split([d, d, 1], 1)
         self.alpha = -minus[:, 0]  # (c, L)
         # N_ff - alpha alpha', in place of the inverse
         self._minus = tile.inverse.baddbmm_(self._bar.mT, tile.solved)
@@ -203,22 +208,22 @@ class _Slopes:
 
     def add_to(self, sums: GradientSums, chunks: DenseChunks) -> None:
         """Add what `GradientSums.gradient` reads."""
-        tile, (h, theta, N) = self._tile, self._joint
-        d, L = tile.v.shape[1:]
-        u, v, F = tile.right[:, :d], tile.v, tile.F
+        tile, joint = self._tile, self._joint
+        d, L = tile.F.shape[1], tile.root.shape[1]
+        u, v = tile.right[:, :d], tile.right[:, d : 2 * d]
         half = torch.ones(L, L, dtype=v.dtype).tril()
         half.diagonal().mul_(0.5)
         lower = self._minus.mul_(half)  # the slope in C, of which each pair counts once, negative
-        u_bar = torch.baddbmm(self._U, v, lower.mT, alpha=-1)  # (c, d, L)
-        v_bar = torch.baddbmm(F.mT @ self._W, u, lower, alpha=-1)
-        s, r = h.split(d, 1)
-        F_bar = torch.baddbmm(r[:, :, None] * s[:, None] - theta[:, d:, :d], self._W, v.mT)
-        Q_bar = r[:, :, None] * r[:, None] - N  # twice it
+        # Of h and theta: F'(r s' - N A G P) and F'(r r' - N) F.
+        moved = joint.h[:, d:, None] * joint.h[:, None] - joint.theta[:, d:]  # (c, d, 2d)
+        F_bar, moved = torch.baddbmm(moved[..., :d], self._v, v.mT), moved[..., d:]
+        Q_bar = joint.r[:, :, None] * joint.r[:, None] - joint.N  # twice it
+        u_bar = torch.baddbmm(self._u, v, lower.mT, alpha=-1)  # (c, d, L)
+        v_bar = torch.baddbmm(self._v, u, lower, alpha=-1)
         times = chunks.generators.times(tile.clocks)  # (c, d or 1, L)
         last, later = times[..., -1:], u * times
-        moved = F.mT @ Q_bar @ F
-        sums.transition.add_((later @ u_bar.mT - v_bar @ (v * times).mT).sum(0))
-        sums.transition.add_((last * (F_bar @ F.mT)).sum(0))
+        slopes = torch.baddbmm(last * F_bar, later, u_bar.mT)
+        sums.transition.add_(slopes.baddbmm_(v_bar, (v * times).mT, alpha=-1).sum(0))
         crossed = (v_bar @ later.mT).sum(0)
         sums.noise.add_(crossed + crossed.T + (last * moved).sum(0))
         sums.scale.add_((Q_bar * tile.Q).sum(0))
@@ -271,15 +276,14 @@ def dense_evidence(
     if not (low >= 0 and high * variance <= LARGEST_RATIO):
         return None
     generators = Generators([block for _, block in dynamics.blocks])
-    sites = _centres(beta, weight, centre)
-    if not generators.is_complete or sites is None:
+    tops = _centres(beta, weight, centre)
+    if not generators.is_complete or tops is None:
         return None
     length = DENSE_LENGTHS[dynamics.n_states >= MANY_STATES]
     with torch.inference_mode():
         while length >= SHORTEST_LENGTH:
-            chunks = DenseChunks(dynamics, gaps, weight, sites[0], generators, length)
-            chunks.constant = sites[1]
-            if generators.clock(chunks.data[0]) is not None:
+            chunks = DenseChunks(dynamics, gaps, weight, tops, generators, length)
+            if chunks.is_valid:
                 found = DenseEvidence(chunks)
                 return found if math.isfinite(found.log_normalizer) else None
             length //= 2
