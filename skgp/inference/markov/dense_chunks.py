@@ -93,7 +93,7 @@ class DenseEvidence:
 
     def misfit(self, centre: Tensor) -> float:
         """As of `Evidence`."""
-        if centre is self._chunks.centre:
+        if centre is self._chunks.given:
             return self._misfit
         residual = self.mean - centre
         return float((self._chunks.weight * residual) @ residual)
@@ -125,18 +125,18 @@ class DenseChunks:
         dynamics: Dynamics,
         gaps: Tensor,
         weight: Tensor,
-        tops: tuple[Tensor, float],  # of `_centres`
+        tops: tuple[Tensor, float, Tensor | None],  # of `_centres`
         generators: Generators,
         length: int,
     ) -> None:
         self.dynamics, self.generators, self.prior = dynamics, generators, dynamics.stationary
-        self.weight, (self.centre, self.constant) = weight, tops
+        self.weight, (top, self.constant, self.given) = weight, tops
         self.variance = float(dynamics.observation @ self.prior @ dynamics.observation)
         count = -(-len(gaps) // length)
         padding = 0, count * length - len(gaps)
         gaps, root, centre = (
             torch.nn.functional.pad(x, padding).view(count, length)
-            for x in (gaps.clone(), weight.sqrt(), self.centre)
+            for x in (gaps.clone(), weight.sqrt(), top)
         )
         gaps[0, 0] = 0.0  # the prior is stationary
         self.shape, self._data = (count, length), (gaps, root, centre)
@@ -299,20 +299,23 @@ def _is_fast(dynamics: Dynamics, gaps: Tensor) -> bool:
     return d >= DENSE_STATES[0] and high - low > REGULAR * high
 
 
-def _centres(beta: Tensor, weight: Tensor, centre: Tensor | None) -> tuple[Tensor, float] | None:
+def _centres(
+    beta: Tensor, weight: Tensor, centre: Tensor | None
+) -> tuple[Tensor, float, Tensor | None] | None:
     """Where the sites have their tops, (n,), and the sum of their logarithms there.
 
-    The given centre where that is one, but for rounding. None where tops are too far away.
+    And the given centre where, but for rounding, they are there. None where tops are too far away.
     """
-    is_site = weight > 0
+    is_site, given = weight > 0, None
     top = torch.where(is_site, beta / weight, 0.0)
     if centre is None:
         above = 0.5 * beta * top
     else:
-        centre = torch.where(is_site, centre, 0.0)
-        if torch.allclose(top, centre, rtol=1e-14, atol=0.0):
-            top = centre
+        at = torch.where(is_site, centre, 0.0)
+        if torch.allclose(top, at, rtol=1e-14, atol=0.0):
+            top, given = at, centre
+        centre = at
         above = 0.5 * weight * (top - centre) ** 2
     if bool((is_site | (beta == 0)).all()) and float(above.max()) <= FARTHEST_TOP:
-        return top, float(above.sum())
+        return top, float(above.sum()), given
     return None

@@ -88,6 +88,16 @@ def test_little_noise_costs_no_more_digits_than_it_may(name, noise):
     assert_same(dense_evidence(dynamics, *series), by_points(dynamics, *series), 1e-6)
 
 
+def test_the_misfit_of_tops_takes_no_marginals(monkeypatch):
+    dynamics, (gaps, beta, weight, y) = dynamics_of("oscillators"), awkward(300, 0.1)
+    other = by_points(dynamics, gaps, beta, weight, y).misfit(y)
+    monkeypatch.delattr(dense_chunks, "_moments")
+    found = dense_evidence(dynamics, gaps, beta, weight, y)
+    assert found.misfit(y) == pytest.approx(other, rel=1e-10)
+    with pytest.raises(NameError):
+        found.misfit(y + 1.0)
+
+
 def test_gradient_is_that_of_differences(monkeypatch):
     form, series = state_space(KERNELS["product"]), awkward(300, 0.1)
     level = form.parameters()
