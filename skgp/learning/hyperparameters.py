@@ -29,7 +29,7 @@ from torch import Tensor
 from skgp.data import Data, random_rows
 from skgp.inference.neighbors.search import CandidateSearch
 from skgp.inference.relevance.evidence import RelevanceFit, fit_relevance
-from skgp.kernels.expression import split_noise
+from skgp.kernels.expression import split_noise, stationary
 from skgp.kernels.gram import gram
 from skgp.kernels.scales import length_scale_places
 from skgp.learning.defaults import (
@@ -98,8 +98,9 @@ def learn_hyperparameters(
     found = fit_hyperparameters(
         kernels, data, generator=generator, settings=settings, callback=recorder
     )
-    spatial = data.X.shape[1] <= JOINT_COLUMNS and len(data) > settings.exact_rows
-    if (spatial or len(data) > JOINT_ROWS) and not recorder.stopped:
+    in_few_columns = data.X.shape[1] <= JOINT_COLUMNS and len(data) > settings.exact_rows
+    several = found.method != "initial" and not (relevance or recorder.stopped)
+    if several and (in_few_columns or len(data) > JOINT_ROWS):
         found = _or_joint(found, kernels, data, generator, recorder)
     if relevance and not recorder.stopped:
         signal, white = split_noise(found.kernel)
@@ -117,8 +118,12 @@ def _or_joint(
 ) -> HyperparameterFit:
     """The kernel of the greatest joint likelihood, where it predicts held-out observations better.
 
-    Half of these are held out one by one, half in blocks.
+    Half of these are held out one by one, half in blocks. No kernel but those that fall with the
+    distance, whose neighbours are quick to find.
     """
+    kernels = [kernel for kernel in kernels if stationary(split_noise(kernel)[0])]
+    if not kernels:
+        return found
     told: dict = {"generator": generator, "callback": callback}
     order = ordered(kernels[0], data, "random", generator)
     rival = fit_joint_likelihood(kernels, order, VecchiaSettings(), **told)
