@@ -31,7 +31,7 @@ from threadpoolctl import threadpool_limits
 
 REGRESSION_SETS = (
     *("yacht", "motorcycle", "concrete", "airfoil", "wine", "skillcraft", "sml"),
-    *("powerplant", "pol", "california", "kin40k", "protein", "satellite_temps"),
+    *("powerplant", "pol", "california", "house_8L", "kin40k", "protein", "satellite_temps"),
 )
 CLASS_SETS = ("german", "thyroid", "spambase", "banana", "ringnorm")
 FEW_ROWS, MOST_TESTED = 10_000, 10_000
