@@ -1,6 +1,6 @@
 r"""
-The least of a function that is dear to evaluate
-================================================
+Minimising a function that is expensive to evaluate
+===================================================
 
 Bayesian optimisation asks a Gaussian process where the next evaluation promises most: the expected
 improvement on the best value so far,

@@ -138,11 +138,11 @@ def print_tables(results: Results) -> None:
 
 HEADINGS = {
     ("Regression", "error"): "RMSE over the standard deviation of the training targets",
-    ("Regression", "nlpd"): "NLPD of standardised targets, nats an observation",
+    ("Regression", "nlpd"): "NLPD of standardised targets, nats per observation",
     ("Regression", "coverage"): "Coverage of 95% intervals",
     ("Regression", "fit_seconds"): "Processor seconds of a fit, one thread",
     ("Classification", "error"): "Share of wrong classes",
-    ("Classification", "nlpd"): "NLPD, nats an observation",
+    ("Classification", "nlpd"): "NLPD, nats per observation",
     ("Classification", "fit_seconds"): "Processor seconds of a fit, one thread",
 }
 
