@@ -25,6 +25,7 @@ import math
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -32,8 +33,15 @@ from skgp.data import Data, random_rows
 from skgp.inference.neighbors.search import MultiscaleSearch
 from skgp.kernels.expression import split_noise
 from skgp.kernels.gram import gram_diag
-from skgp.kernels.hyperparameters import n_dims_of
-from skgp.learning.defaults import LEAST_EFFECT, SCORED_NUMBERS
+from skgp.kernels.hyperparameters import n_dims_of, theta_of
+from skgp.learning.defaults import (
+    JUDGED_ROWS,
+    JUDGED_TILE,
+    JUDGING_NEIGHBORS,
+    LEAST_EFFECT,
+    LITTLE_NOISE,
+    SCORED_NUMBERS,
+)
 from skgp.learning.evidence import leave_one_out_log_density
 from skgp.learning.kernel_choice import choose_kernel, fit_families, maximise_evidence
 from skgp.learning.kernel_family import ChoiceSettings
@@ -121,7 +129,7 @@ def fit_hyperparameters(
     if len(dense) > 1 and not callback.stopped:
         longer = replace(settings, n_steps=settings.n_steps - short.n_steps)
         scored.append(comparison(_refine(best, comparison, longer, callback)))
-    return max(scored, key=lambda fit: fit.score)
+    return comparison.with_enough_noise(max(scored, key=lambda fit: fit.score))
 
 
 def _by_exact_evidence(
@@ -213,6 +221,30 @@ class _Comparison:
             best = other if improves(-its_density, -density) else best
         return replace(fit, kernel=best)
 
+    def with_enough_noise(self, fit: HyperparameterFit) -> HyperparameterFit:
+        """The fit with as much of the little noise found as makes all observations likeliest.
+
+        Some hundred of them rarely tell of two that are near each other and differ: without noise
+        one of several thousand, from the nearest of the others, is off by hundreds of standard
+        deviations.
+        """
+        signal, white = split_noise(fit.kernel)
+        if white is None or white.hyperparameter_noise_level.fixed:
+            return fit
+        least, most = white.noise_level, min(10 * LITTLE_NOISE, white.noise_level_bounds[1])
+        if least > LITTLE_NOISE or least >= most or len(self.candidates) < 2:
+            return fit
+        levels = np.geomspace(least, most, 2 + round(2 * math.log10(most / least)))
+        trials = [signal + type(white)(level, white.noise_level_bounds) for level in levels]
+        rows = random_rows(len(self.data), JUDGED_ROWS, self.generator).to(self.data.X.device)
+        k = min(JUDGING_NEIGHBORS, len(self.candidates) - 1)
+        search = MultiscaleSearch(signal, self.data.X, self.candidates, k, 1)
+        place = rows, torch.cat([search.query(some) for some in rows.split(JUDGED_TILE)])
+        jitter = self.settings.jitter
+        means = [float(_densities(trial, self.data, *place, jitter).mean()) for trial in trials]
+        best = int(np.argmax(means))
+        return replace(fit, kernel=trials[best]) if means[best] > means[0] + LEAST_EFFECT else fit
+
     def _less(self, kernel) -> list:
         """The kernel with less variance, where its jitter exceeds its noise."""
         signal, white = split_noise(kernel)
@@ -273,15 +305,19 @@ def leave_one_out_densities(
     of observations; their neighbours are found in the kernel's own metric.
     """
     signal, _ = split_noise(kernel)
-    theta = data.X.new_tensor(kernel.theta)
     k = min(k, candidates.shape[0] - 1)
     search = MultiscaleSearch(signal, data.X, candidates, k, n_scales)
-    found, size = [], max(1, min(256, SCORED_NUMBERS // (k + 1) ** 2))
-    with torch.no_grad():
-        for batch in rows.split(size):
-            place = batch, search.query(batch), theta
-            found.append(_density_of_one(kernel, data, *place, jitter=jitter))
-    return torch.cat(found)
+    neighbors = torch.cat([search.query(batch) for batch in rows.split(256)])
+    return _densities(kernel, data, rows, neighbors, jitter)
+
+
+@torch.no_grad()
+def _densities(kernel, data: Data, rows: Tensor, neighbors: Tensor, jitter: float) -> Tensor:
+    """Of one observation of each of the rows (b,) given its neighbours (b, k), tile by tile."""
+    theta = data.X.new_tensor(theta_of(kernel))
+    size = max(1, min(256, SCORED_NUMBERS // (neighbors.shape[1] + 1) ** 2))
+    tiles = zip(rows.split(size), neighbors.split(size), strict=True)
+    return torch.cat([_density_of_one(kernel, data, *t, theta, jitter=jitter) for t in tiles])
 
 
 def _density_of_one(kernel, data: Data, rows: Tensor, *given: Tensor, jitter: float) -> Tensor:

@@ -446,3 +446,34 @@ def test_objectives_do_not_need_sorted_or_merged_data():
     found = [ExactEvidence(kernel, data)(kernel.theta) for data in (unsorted, as_data(X, y))]
     np.testing.assert_allclose(found[0].value, found[1].value, rtol=1e-12)
     np.testing.assert_allclose(found[0].gradient, found[1].gradient, rtol=1e-9)
+
+
+def _left_out(kernel, X, y):
+    """Mean log density of each observation given all others, from the dense inverse."""
+    inverse = np.linalg.inv(kernel(X))
+    precision, alpha = np.diag(inverse), inverse @ y
+    return 0.5 * (np.log(precision / (2 * np.pi)) - alpha**2 / precision).mean()
+
+
+@pytest.mark.parametrize(("jump", "bounds"), [(1.0, (1e-9, 1.0)), (1.0, (1e-9, 1e-4)), (0.0, None)])
+def test_little_noise_is_judged_by_all_observations(jump, bounds, monkeypatch):
+    """One near another that it differs from is impossible without noise."""
+    monkeypatch.setattr(hyperparameters, "JUDGING_NEIGHBORS", 1000)
+    X = np.random.default_rng(0).uniform(0, 1, (80, 1))
+    y = np.sin(3 * X[:, 0])
+    X[-1], y[-1] = X[0] + 1e-7, y[0] + jump
+    bounds = bounds or (1e-9, 1.0)
+    kernel = 1.0 * Matern(0.5, nu=1.5) + WhiteKernel(1e-8, bounds)
+    data = Data(torch.tensor(X), torch.tensor(y))
+    comparison = hyperparameters._Comparison(
+        data, SearchSettings(), torch.Generator().manual_seed(0)
+    )
+    found = comparison.with_enough_noise(HyperparameterFit(kernel)).kernel
+    most = min(0.1, bounds[1])
+    levels = np.geomspace(1e-8, most, 2 + round(2 * np.log10(most / 1e-8)))
+    means = [_left_out(kernel.k1 + WhiteKernel(level), X, y) for level in levels]
+    assert found.k2.noise_level == pytest.approx(levels[np.argmax(means)])
+    assert (found.k2.noise_level > 1e-6) == (jump > 0)
+    assert found.k1 == kernel.k1 and found.k2.noise_level_bounds == bounds
+    fixed = kernel.k1 + WhiteKernel(1e-8, "fixed")
+    assert comparison.with_enough_noise(HyperparameterFit(fixed)).kernel == fixed

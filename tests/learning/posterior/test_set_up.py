@@ -105,7 +105,7 @@ def test_set_up_is_reproducible_from_its_rng(few_joint_rows):
 
 def test_set_up_spares_rank_where_rows_are_many(few_joint_rows, monkeypatch):
     """More noise is let through, and more probes make up for it in the mode."""
-    monkeypatch.setattr(tuned, "FIRST_RANK", 5)
+    monkeypatch.setattr(tuned, "FIRST_RANK", 3)
     monkeypatch.setattr(tuned, "NOISE", 0.05)
     posterior = make_posterior()
     few = set_up_for(posterior, **F64)
