@@ -223,6 +223,8 @@ def approximation(
     By default `most_inducing` inducing points, fewer for many rows, where they make `n_rows`
     observations likelier, or none: of two approximations of one process that which gives its
     observations the greater density on average has the smaller Kullback-Leibler divergence from it.
+    Of no more observations than that all are inducing points, which is exact, unless they are less
+    likely so: of rounding.
     """
     search, sizes = _Search(data, settings, generator, None), [settings.n_inducing or 0]
     if settings.n_inducing is None:
@@ -233,7 +235,8 @@ def approximation(
     found = trials[0]
     if len(trials) > 1:
         without, beside = (_value(trial.value, kernel.theta) for trial in trials)
-        found = trials[beside < without - VECCHIA_GAIN]
+        least = VECCHIA_GAIN if sizes[1] < len(data) else -VECCHIA_GAIN
+        found = trials[beside < without - least]
     if len(found.rows) == len(data):
         return found
     rows = torch.arange(len(data), device=data.X.device)

@@ -13,6 +13,7 @@ from skgp.learning.vecchia import (
     VecchiaSettings,
     _Search,
     _Trial,
+    approximation,
     choose_inducing,
     fit_joint_likelihood,
     held_out_densities,
@@ -172,3 +173,14 @@ def test_family_is_the_likeliest_of_those_that_predict_alike(likelier, rng):
     assert search.best(trials).kernel == alike[likelier]
     poor = _Trial(RBF(0.01) + WhiteKernel(0.09), -1.0)
     assert search.best([poor, *trials]).kernel == alike[likelier]
+
+
+def test_few_observations_are_all_inducing_points_by_default():
+    """Which is exact, as predictions from neighbours are not; also where no density tells."""
+    X = np.random.default_rng(0).uniform(0, 1, (60, 1))
+    data = Data(torch.tensor(X), torch.tensor(np.sin(3 * X[:, 0])))
+    kernel = 1.0 * Matern(0.5, nu=0.5) + WhiteKernel(0.1)  # 20 neighbours leave nothing to gain
+    found = approximation(kernel, data, VecchiaSettings(20, None), torch.Generator().manual_seed(0))
+    assert len(found.Z) == 60
+    fewer = VecchiaSettings(20, None, most_inducing=30)
+    assert not len(approximation(kernel, data, fewer, torch.Generator().manual_seed(0)).Z)
