@@ -101,7 +101,7 @@ def learn_hyperparameters(
     in_few_columns = data.X.shape[1] <= JOINT_COLUMNS and len(data) > settings.exact_rows
     several = found.method != "initial" and not (relevance or recorder.stopped)
     if several and (in_few_columns or len(data) > JOINT_ROWS):
-        found = _or_joint(found, kernels, data, generator, recorder)
+        found = _with_joint_candidate(found, kernels, data, generator, recorder)
     if relevance and not recorder.stopped:
         signal, white = split_noise(found.kernel)
         signal = shorten_length_scales(signal, rows, generator=generator, callback=callback)
@@ -109,7 +109,7 @@ def learn_hyperparameters(
     return found, None
 
 
-def _or_joint(
+def _with_joint_candidate(
     found: HyperparameterFit,
     kernels: list,
     data: Data,

@@ -149,7 +149,7 @@ def earlier_neighbors(
             k, unsure = min(k, end - 1), []
             for some in pending.split(tile_rows(64 * k, 8 * NEIGHBOR_TILE)):
                 near, sure = _earlier(search, X, rows[some], k, n_candidates)
-                near = _most_telling(kernel, X, features, noise, rows[some[sure]], near[sure], H)
+                near = _select_greedily(kernel, X, features, noise, rows[some[sure]], near[sure], H)
                 found[some[sure], : near.shape[1]] = near
                 unsure.append(some[~sure])
             pending, k = torch.cat(unsure), 2 * k
@@ -168,7 +168,7 @@ def _earlier(
     return torch.where(earlier, near, rows[:, None]).gather(1, order), sure
 
 
-def _most_telling(
+def _select_greedily(
     kernel, X: Tensor, features: Tensor, noise: Tensor, rows: Tensor, near: Tensor, H: int
 ) -> Tensor:
     """Of candidates (b, c) the H that, one by one, reduce the variance of rows (b,) most.
@@ -181,7 +181,7 @@ def _most_telling(
     step = tile_rows(16 * c * (c + H + features.shape[1]), 8 * NEIGHBOR_TILE)
     if len(rows) > step:
         tiles = zip(rows.split(step), near.split(step), strict=True)
-        return torch.cat([_most_telling(kernel, X, features, noise, *tile, H) for tile in tiles])
+        return torch.cat([_select_greedily(kernel, X, features, noise, *tile, H) for tile in tiles])
     basis, points = features[near], X[near]  # (b, c, m), (b, c, d)
     S = residual_covariance(gram(kernel, points), basis, noise[near])  # (b, c, c)
     cross = gram(kernel, points, X[rows, None]) - basis @ features[rows, :, None]
