@@ -29,9 +29,9 @@ from torch import Tensor
 from skgp.data import Data, random_rows
 from skgp.inference.neighbors.search import CandidateSearch
 from skgp.inference.relevance.evidence import RelevanceFit, fit_relevance
-from skgp.kernels.expression import split_noise, stationary
+from skgp.kernels.expression import split_noise
 from skgp.kernels.gram import gram
-from skgp.kernels.scales import length_scale_places
+from skgp.kernels.scales import inverse_length_scales, length_scale_places
 from skgp.learning.defaults import (
     GLOBAL_SEARCH,
     JOINT_COLUMNS,
@@ -118,10 +118,10 @@ def _with_joint_candidate(
 ) -> HyperparameterFit:
     """The kernel of the greatest joint likelihood, where it predicts held-out observations better.
 
-    Half of these are held out one by one, half in blocks. No kernel but those that fall with the
-    distance, whose neighbours are quick to find.
+    Half of these are held out one by one, half in blocks. Of kernels that fall with one scaled
+    distance: others have no neighbours, or take n^2 correlations to find them.
     """
-    kernels = [kernel for kernel in kernels if stationary(split_noise(kernel)[0])]
+    kernels = [kernel for kernel in kernels if _falls_with_distance(kernel, data.X)]
     if not kernels:
         return found
     told: dict = {"generator": generator, "callback": callback}
@@ -132,6 +132,11 @@ def _with_joint_candidate(
     fits = [found, replace(rival, history=found.history + rival.history)]
     losses = [-held_out_densities(fit.kernel, data, *held, JOINT_NEIGHBORS) for fit in fits]
     return fits[choose(losses)]
+
+
+def _falls_with_distance(kernel, X: Tensor) -> bool:
+    inverse = inverse_length_scales(split_noise(kernel)[0], X[:1])  # (d,)
+    return inverse is not None and bool(inverse.any())
 
 
 def shorten_length_scales(

@@ -5,7 +5,13 @@ import math
 import numpy as np
 import pytest
 import torch
-from sklearn.gaussian_process.kernels import RBF, ConstantKernel, Matern, WhiteKernel
+from sklearn.gaussian_process.kernels import (
+    RBF,
+    ConstantKernel,
+    DotProduct,
+    Matern,
+    WhiteKernel,
+)
 
 from skgp.data import Data
 from skgp.learning import hyperparameters
@@ -119,7 +125,7 @@ def _rough_surface(n, d, rng):
     return Data(torch.tensor(X), torch.tensor(y + 0.05 * rng.standard_normal(n)))
 
 
-def _learned(data, monkeypatch, losses=None, **constants):
+def _learned(data, monkeypatch, losses=None, kernel=None, **constants):
     """The kernel of a search whose two candidates have these losses; and how many there were."""
     seen = []
 
@@ -133,7 +139,7 @@ def _learned(data, monkeypatch, losses=None, **constants):
     monkeypatch.setattr(hyperparameters, "held_out_densities", judged)
     for name, value in constants.items():
         monkeypatch.setattr(hyperparameters, name, value)
-    kernel = ConstantKernel() * Matern(1.0, nu=0.5) + WhiteKernel(0.1, (1e-5, 10.0))
+    kernel = kernel or ConstantKernel() * Matern(1.0, nu=0.5) + WhiteKernel(0.1, (1e-5, 10.0))
     found, _ = learn_hyperparameters(
         [kernel],
         data,
@@ -161,3 +167,14 @@ def test_joint_likelihood_is_asked_in_few_columns_or_of_many_observations(rng, m
     assert not _learned(_rough_surface(450, 4, rng), monkeypatch)[1]
     kernel, seen = _learned(_rough_surface(2600, 4, rng), monkeypatch, JOINT_ROWS=2000)
     assert len(seen) == 2 and kernel in seen
+
+
+@pytest.mark.parametrize(
+    "signal",
+    [ConstantKernel(), RBF([1.0, 3.0]) + Matern([3.0, 1.0]), ConstantKernel() * DotProduct()],
+    ids=str,
+)
+def test_kernels_without_one_distance_have_no_joint_candidate(signal, rng, monkeypatch):
+    data = _rough_surface(450, 2, rng)
+    monkeypatch.setattr(hyperparameters, "fit_joint_likelihood", None)
+    assert not _learned(data, monkeypatch, kernel=signal + WhiteKernel(0.1))[1]
