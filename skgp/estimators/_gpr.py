@@ -104,7 +104,7 @@ class GaussianProcessRegressor(
         Weights of the predictive mean.
     estimator_ : estimator
         That of any other method.
-    noise_variance_ : float
+    noise_variance_ : float or ndarray of shape (t,)
         Of the observations, in squared units of y: that of WhiteKernel summands, and of any
         `alpha` for all. Not where a WhiteKernel is multiplied by another kernel than a constant.
     interrupted_ : bool

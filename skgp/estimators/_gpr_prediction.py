@@ -183,7 +183,8 @@ class RegressorPredictions(RegressorFunctions):
         white = white_variance(self.kernel_)
         if white is None:
             raise AttributeError(f"kernel={self.kernel_} does not tell its noise from f.")
-        return (white + self._alpha) * np.square(self._y_train_std)
+        noise = (white + self._alpha) * np.square(self._y_train_std)
+        return noise[0] if np.shape(noise) == (1,) else noise
 
     def _observed(self, X: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
         """Mean and standard deviation of new observations, noise included."""

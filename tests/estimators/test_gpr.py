@@ -107,6 +107,7 @@ def test_rows_beyond_those_of_numpy_give_the_same_fit(device_rows, monkeypatch):
     monkeypatch.setattr(training, "CALLED_PAIRS", 0)
     monkeypatch.setattr("skgp.estimators._gpr_prediction.LIMITED_PAIRS", 0)
     many = GaussianProcessRegressor(KERNELS["sum"], optimizer=None).fit(X, Y)
+    assert many.L_.flags.c_contiguous  # quicker to solve with
     assert many.log_marginal_likelihood_value_ == pytest.approx(few.log_marginal_likelihood_value_)
     for mine, other in zip(many.predict(X_NEW, True), few.predict(X_NEW, True), strict=True):
         np.testing.assert_allclose(mine, other, rtol=1e-9)
@@ -214,6 +215,14 @@ def test_noise_is_what_white_kernels_sum_up_to(kernel):
         lambda m: m.predict_interval(X_NEW),
     ):
         np.testing.assert_allclose(call(model), call(simple), atol=1e-8)
+
+
+@pytest.mark.parametrize("method", ["exact", "qsgp"])
+def test_noise_of_one_target_is_a_number_whatever_the_shape_of_y(method):
+    params = dict(kernel=RBF() + NOISE, method=method, optimizer=None, normalize_y=True)
+    one, column = (GaussianProcessRegressor(**params).fit(X, y) for y in (Y, Y[:, None]))
+    assert np.ndim(column.noise_variance_) == 0
+    assert column.noise_variance_ == pytest.approx(one.noise_variance_)
 
 
 def test_noise_that_is_multiplied_by_a_kernel_is_not_named():
