@@ -27,7 +27,7 @@ def make_twonorm(n_samples=300, n_features=20, *, random_state=None):
     Parameters
     ----------
     n_samples : int, default=300
-        Number of rows; the class of each is a fair coin.
+        Number of observations; the class of each is a fair coin.
     n_features : int, default=20
         Number of columns d.
     random_state : int, RandomState instance or None, default=None
@@ -74,7 +74,7 @@ def make_ringnorm(n_samples=300, n_features=20, *, random_state=None):
     Parameters
     ----------
     n_samples : int, default=300
-        Number of rows; the class of each is a fair coin.
+        Number of observations; the class of each is a fair coin.
     n_features : int, default=20
         Number of columns d.
     random_state : int, RandomState instance or None, default=None
@@ -95,7 +95,7 @@ def make_ringnorm(n_samples=300, n_features=20, *, random_state=None):
     ----------
     L. Breiman, "Bias, variance, and arcing classifiers", Technical Report 460, Statistics
     Department, University of California at Berkeley, 1996. The mean 2 / sqrt(d) is that of
-    the 7400 rows of the DELVE archive; some descriptions print 1 / sqrt(d).
+    the 7400 observations of the DELVE archive; some descriptions print 1 / sqrt(d).
 
     Examples
     --------
@@ -121,7 +121,7 @@ def make_sinc(n_samples=100, *, noise=0.1, low=-10.0, high=10.0, random_state=No
     Parameters
     ----------
     n_samples : int, default=100
-        Number of rows.
+        Number of observations.
     noise : float, default=0.1
         Standard deviation of the noise, in the units of y.
     low, high : float, default=-10, 10
@@ -165,7 +165,7 @@ def make_sinc(n_samples=100, *, noise=0.1, low=-10.0, high=10.0, random_state=No
 def make_smooth(
     n_samples=1000, n_features=2, *, length_scale=0.5, noise=0.1, n_basis=500, random_state=None
 ):
-    r"""Noisy values of one draw of a Gaussian process, for any number of rows.
+    r"""Noisy values of one draw of a Gaussian process, for any number of observations.
 
     The process has zero mean, unit variance and, up to the error of ``n_basis`` random Fourier
     features, the squared-exponential kernel of the given length-scale:
@@ -173,13 +173,13 @@ def make_smooth(
     .. math:: f(x) = \sqrt{2 / m} \sum_{k=1}^m a_k \cos(w_k^T x + b_k), \quad
               w_k \sim N(0, \ell^{-2} I), \quad a_k \sim N(0, 1), \quad b_k \sim U(0, 2 \pi) .
 
-    The function does not depend on ``n_samples``: for the same ``random_state``, more rows are more
-    values of the same function.
+    The function does not depend on ``n_samples``: for the same ``random_state``, more observations
+    are more values of the same function.
 
     Parameters
     ----------
     n_samples : int, default=1000
-        Number of rows, uniform in the cube [-1, 1]^d.
+        Number of observations, uniform in the cube [-1, 1]^d.
     n_features : int, default=2
         Number of columns d.
     length_scale : float, default=0.5
@@ -203,7 +203,8 @@ def make_smooth(
 
     Notes
     -----
-    O(n d m) time. The features are made 4096 rows at a time: memory holds X, y and one such tile.
+    O(n d m) time. The features are made 4096 observations at a time: memory holds X, y and one such
+    tile.
 
     References
     ----------
@@ -244,7 +245,7 @@ def make_counts(
     Parameters
     ----------
     n_samples : int, default=300
-        Number of rows, uniform in the cube [-1, 1]^d.
+        Number of observations, uniform in the cube [-1, 1]^d.
     n_features : int, default=1
         Number of columns d.
     mean : float, default=5.0

@@ -24,13 +24,13 @@ def expected_calibration_error(
               \Big| \frac{1}{n_b} \sum_{i \in b} (h_i - p_i) \Big|,
 
     over bins of equal width in p [1]_. Given one column, :math:`p_i` is the probability of the
-    second class and :math:`h_i` whether row i is of it. Given one column a class, :math:`p_i` is
-    the probability of the likeliest class and :math:`h_i` whether that is right.
+    second class and :math:`h_i` whether observation i is of it. Given one column a class,
+    :math:`p_i` is the probability of the likeliest class and :math:`h_i` whether that is right.
 
     Parameters
     ----------
     y_true : array-like of shape (n,)
-        Labels of rows that were not trained on.
+        Labels of observations that were not trained on.
     prob : array-like of shape (n,) or (n, n_classes)
         As of ``predict_proba(X)[:, 1]`` or ``predict_proba(X)``.
     n_bins : int, default=15

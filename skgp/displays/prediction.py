@@ -92,8 +92,8 @@ class PredictiveBandDisplay:
         ----------
         estimator : fitted regressor with ``predict`` and ``predict_interval``
         X : array-like or pandas DataFrame of shape (n, d)
-            Gives the range of the feature and the medians of the others. Rows of gaps and of the
-            future, where there is no y yet, widen the range.
+            Gives the range of the feature and the medians of the others. Observations of gaps and
+            of the future, where there is no y yet, widen the range.
         y : array-like of shape (n,) or None, default=None
             Drawn as points when given, but for those that are missing (NaN).
         feature : int or str, default=0

@@ -135,7 +135,7 @@ class BaseGPClassifier(ClassifierMixin, BaseGP):
         y : array-like of shape (n,)
             Labels of two classes or more.
         sample_weight : array-like of shape (n,), optional
-            Likelihood weights: a weight of 2 equals the row given twice.
+            Likelihood weights: a weight of 2 equals the observation given twice.
 
         Returns
         -------
@@ -156,7 +156,7 @@ class BaseGPClassifier(ClassifierMixin, BaseGP):
 
     @over_rows
     def predict(self, X: ArrayLike) -> np.ndarray:
-        """Return the most probable class of each row.
+        """Return the most probable class of each point.
 
         Parameters
         ----------
@@ -206,7 +206,7 @@ class BaseGPClassifier(ClassifierMixin, BaseGP):
     def decision_function(self, X: ArrayLike) -> np.ndarray:
         r"""Return the log-odds of the classes, :math:`\log p - \log(1 - p)`.
 
-        It orders rows and classes as `predict_proba` does, and is finite where those are 0 or 1.
+        It orders points and classes as `predict_proba` does, and is finite where those are 0 or 1.
 
         Parameters
         ----------
@@ -224,7 +224,7 @@ class BaseGPClassifier(ClassifierMixin, BaseGP):
 
     @over_rows
     def log_predictive_density(self, X: ArrayLike, y: ArrayLike) -> np.ndarray:
-        """Return the log-probability that each row has its label.
+        """Return the log-probability that each point has its label.
 
         Parameters
         ----------
@@ -265,7 +265,7 @@ class BaseGPClassifier(ClassifierMixin, BaseGP):
         return (mean[:, 0], var[:, 0]) if len(self.classes_) == 2 else (mean, var)
 
     def score(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> float:
-        """Return the share of rows, or of their weight, whose predicted class is y.
+        """Return the share of observations, or of their weight, whose predicted class is y.
 
         Parameters
         ----------
@@ -482,7 +482,7 @@ class StreamingGPClassifier(BaseGPClassifier):
 
 
 def check_classes(classes: np.ndarray, n_rows: int, weighted: bool) -> None:
-    """Refuse labels of one class, or of a class a row."""
+    """Refuse labels of one class, or of a class each."""
     if len(classes) < 2:
         rows = ", in the rows of positive sample_weight" if weighted else ""
         raise ValueError(

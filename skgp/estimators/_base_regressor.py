@@ -116,7 +116,7 @@ class BaseGPRegressor(RegressionPredictions):
             Counts, for ``likelihood="poisson"``. The estimator says whether it takes several
             targets.
         sample_weight : array-like of shape (n,), optional
-            Likelihood weights: a weight of 2 equals the row given twice. Where the noise is
+            Likelihood weights: a weight of 2 equals the observation given twice. Where the noise is
             learned only their ratios matter, and its variance is that at the mean weight.
         exposure : float or array-like of shape (n,), optional
             Of counts: the time, area or population that each is of, positive. It multiplies the

@@ -41,16 +41,16 @@ class BayesianGPRegressor(BaseGPRegressor):
     Samples :math:`u_s` of the posterior of the logarithms of the hyper-parameters stand for it,
     and a prediction is the mixture of the Gaussian processes that they make,
     :math:`p(y_* \mid y) \approx \frac1S \sum_s p(y_* \mid y, u_s)`. The posterior comes from
-    adaptive importance sampling with exact likelihoods up to some thousands of rows, and beyond
-    with those of Vecchia's approximation [2]_, whose cost is linear in the rows; or from Langevin
-    dynamics with unbiased stochastic gradients of the exact one [1]_.
+    adaptive importance sampling with exact likelihoods up to some thousands of observations, and
+    beyond with those of Vecchia's approximation [2]_, whose cost is linear in the observations; or
+    from Langevin dynamics with unbiased stochastic gradients of the exact one [1]_.
 
     Parameters
     ----------
     kernel : sklearn.gaussian_process.kernels.Kernel or None, default=None
         A ``WhiteKernel`` summand at the top level is the noise (one of level 0.01 is added where
         there is none). None chooses among RBF and Matern kernels with one length scale a column by
-        their evidence on a few hundred rows.
+        their evidence on a few hundred observations.
     prior : Prior, list of Prior, dict or None, default=None
         Of the free hyper-parameters, in the units of ``kernel_``: `LogNormal`, `Gamma` or
         `HalfNormal` of :mod:`skgp.priors`; one for all, one for each, or a dict by
@@ -59,19 +59,19 @@ class BayesianGPRegressor(BaseGPRegressor):
         20 either way), around the scales of the data, the length scales of a kernel correlated
         (their ratios are within a factor of 16); periods within 20% of the kernel's own.
     solver : {"auto", "cholesky", "vecchia", "cg"}, default="auto"
-        Factorisations of the kernel matrix, the default up to 4000 distinct rows (10,000 where
+        Factorisations of the kernel matrix, the default up to 4000 distinct inputs (10,000 where
         nothing is sampled); Vecchia's approximation by 20 neighbours, the default beyond; or
         conjugate gradients, which are exact, and slow.
     sampler : {"auto", "importance", "hmc", "langevin", "mala", "sgld"}, default="auto"
         "importance" and "hmc" for "cholesky" and "vecchia", by default the first, and the second of
-        more than 20 hyper-parameters and at most 200 rows; "langevin" (the default), "mala",
-        which corrects its discretisation, and "sgld", that of the paper, for "cg".
+        more than 20 hyper-parameters and at most 200 observations; "langevin" (the default),
+        "mala", which corrects its discretisation, and "sgld", that of the paper, for "cg".
     roulette : {"adaptive", "paper"}, default="adaptive"
         Of "cg": how linear systems are cut short without bias.
     schedule : {"constant", "paper"}, default="constant"
         Step sizes of "cg": held, or falling as in the paper.
     n_chains : int or "auto", default="auto"
-        Of all samplers but "importance". "auto": 8 of "hmc" up to 200 rows, 4 otherwise.
+        Of all samplers but "importance". "auto": 8 of "hmc" up to 200 observations, 4 otherwise.
     n_warmup : int, default=50
         Draws of each chain that are dropped.
     n_samples : int or None, default=None
@@ -94,7 +94,7 @@ class BayesianGPRegressor(BaseGPRegressor):
     random_state : int, RandomState instance or None, default=None
     device : str or torch.device, default="auto"
         "auto" is "cuda" where there is one and at least 500
-        rows, else "cpu".
+        observations, else "cpu".
     dtype : {"float64", "float32"}, default="float64"
         Of the kernel products of "cg" in predictions; float32 is used there in any case where
         float64 does not fit `memory_budget`. The stochastic gradients, noisier than any rounding,
@@ -151,7 +151,7 @@ class BayesianGPRegressor(BaseGPRegressor):
     See Also
     --------
     VecchiaGPRegressor : One set of hyper-parameters, with Vecchia's approximation.
-    QSGPRegressor : One set of hyper-parameters, many more rows.
+    QSGPRegressor : One set of hyper-parameters, many more observations.
 
     References
     ----------

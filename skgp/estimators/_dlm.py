@@ -28,7 +28,7 @@ class DLMGPRegressor(SparseGPMixin, LikelihoodGPRegressor, StreamingGPRegressor)
 
     by default with :math:`\ell_i = -\log E_q[p(y_i \mid f_i)]`, the log-loss of the prediction,
     where the ELBO has :math:`-E_q[\log p(y_i \mid f_i)]`. Predictive variances then adapt
-    to where the sparse posterior errs. Up to 3000 distinct rows nothing need be sparse, and with
+    to where the sparse posterior errs. Up to 3000 distinct inputs nothing need be sparse, and with
     Gaussian noise the default is the exact GP.
 
     Parameters
@@ -53,16 +53,16 @@ class DLMGPRegressor(SparseGPMixin, LikelihoodGPRegressor, StreamingGPRegressor)
     link : {"exp", "softplus"}, default="exp"
         Of "poisson": the rate is exp(f) or log(1 + exp(f)). Other likelihoods have none.
     n_inducing : int or "auto", default="auto"
-        Number of inducing points M; lowered to the number of distinct rows, with a warning. "auto"
-        with Gaussian noise and ``beta=1`` is, up to 3000 distinct rows, the exact GP (M is their
-        number, q the posterior of Bayes' rule in closed form, hyper-parameters those of the
-        greatest evidence), and beyond 200, 400 or 800, more while held-out rows gain by them.
-        Otherwise, where q has no closed form, it is 200.
+        Number of inducing points M; lowered to the number of distinct inputs, with a warning.
+        "auto" with Gaussian noise and ``beta=1`` is, up to 3000 distinct inputs, the exact GP (M is
+        their number, q the posterior of Bayes' rule in closed form, hyper-parameters those of the
+        greatest evidence), and beyond 200, 400 or 800, more while held-out observations gain by
+        them. Otherwise, where q has no closed form, it is 200.
     inducing : {"learned", "fixed"}, default="learned"
         Whether the points move.
     init : {"k-means", "random", "greedy"}, default="k-means"
-        Where they begin: centres of clusters, rows at random, or rows chosen one by one where the
-        variance that the others leave is greatest.
+        Where they begin: centres of clusters, observations at random, or observations chosen one by
+        one where the variance that the others leave is greatest.
     hyperparameters : {"joint", "fixed"}, default="joint"
         Whether the objective learns hyper-parameters and points too, beginning at the optimum of
         the ELBO, or q alone, with those of the ELBO.
@@ -71,7 +71,7 @@ class DLMGPRegressor(SparseGPMixin, LikelihoodGPRegressor, StreamingGPRegressor)
         sampled as in the paper: biased Monte Carlo, with a smoothed denominator, or unbiased
         product sampling. Sampled ones train by stochastic steps.
     n_gradient_samples : int, default=10
-        Samples a row and step of the last three.
+        Samples per observation and step of the last three.
     degrees_of_freedom : float or "auto", default="auto"
         Of "student_t"; "auto" learns them, a Gamma law of mode 4 their prior.
     optimizer : "auto" or None, default="auto"
@@ -80,34 +80,35 @@ class DLMGPRegressor(SparseGPMixin, LikelihoodGPRegressor, StreamingGPRegressor)
         Centre and scale the targets; ``kernel_`` is then in units of the scaled target. Counts are
         left as they are.
     max_iter : int, default=200
-        Iterations over all rows at once, or pairs of steps with minibatches, of each part of the
-        fit.
+        Iterations over all observations at once, or pairs of steps with minibatches, of each part
+        of the fit.
     tol : float, default=1e-6
         Relative fall of the objective in an iteration below which to stop, 1e5 / n times as much
-        with few rows: n at most `n_inducing` (twice that for counts), and 500.
+        with few observations: n at most `n_inducing` (twice that for counts), and 500.
     learning_rate : float or None, default=None
         Of minibatches; None for a default that suits.
     batch_size : int or None, default=None
-        Rows of a minibatch. None takes all rows at once while n M is below 1e6 (1e7 for q alone),
-        and beyond that 4 M, at least 1000. Closed forms take no minibatches.
+        Observations of a minibatch. None takes all observations at once while n M is below 1e6 (1e7
+        for q alone), and beyond that 4 M, at least 1000. Closed forms take no minibatches.
     warm_start : bool, default=False
         Start from the hyper-parameters, points and posterior of the last fit. Another kernel,
         likelihood, number of points or of columns begins anew.
     early_stopping : bool or "auto", default="auto"
-        Whether rows are held out to say when a joint search stops, which could overfit; q then
-        learns from all rows. "auto" does from 100 rows and more than two an inducing point on; with
-        fewer the hyper-parameters stay those of the evidence.
+        Whether observations are held out to say when a joint search stops, which could overfit; q
+        then learns from all observations. "auto" does from 100 observations and more than two an
+        inducing point on; with fewer the hyper-parameters stay those of the evidence.
     validation_fraction : float, default=0.1
-        Of the rows to hold out, at most 4000.
+        Of the observations to hold out, at most 4000.
     random_state : int, RandomState instance or None, default=None
     device : str or torch.device, default="auto"
         Of the fit and its predictions; "auto" is "cuda" where there is one and at least 500
-        rows, else "cpu".
+        observations, else "cpu".
     dtype : {"float64", "float32"}, default="float64"
         Of the fit. Predictions are in float64.
     n_jobs : int or None, default=None
         Threads. None is one, but all that torch has for large matrix operations; a number is for
-        these, and from 2000 rows on for everything: -1, all processors, pays on an idle machine.
+        these, and from 2000 observations on for everything: -1, all processors, pays on an idle
+        machine.
     memory_budget : float or None, default=None
         Bytes that a fit or a prediction may take beyond the data and the model. None is 70% of
         what is free on the device. Less makes tiles smaller and computes anew what was kept; what
@@ -131,7 +132,7 @@ class DLMGPRegressor(SparseGPMixin, LikelihoodGPRegressor, StreamingGPRegressor)
     degrees_of_freedom_ : float
         Of Student-t noise.
     loss_ : float
-        The objective's value, in nats of the standardised targets, summed over the rows.
+        The objective's value, in nats of the standardised targets, summed over the observations.
     elbo_ : float
         ELBO of the posterior found, likewise.
     validation_loss_ : float or None
@@ -156,10 +157,10 @@ class DLMGPRegressor(SparseGPMixin, LikelihoodGPRegressor, StreamingGPRegressor)
 
     Notes
     -----
-    Where Student-t noise is learned from up to 500 rows, at most two for each inducing point, the
-    ELBO takes the place of the default objective, the log-loss at ``beta=1``, which would fit q(u)
-    to the outliers. With another ``beta`` or ``gradient``, or ``early_stopping`` given in a joint
-    search, the log-loss is minimised.
+    Where Student-t noise is learned from up to 500 observations, at most two for each inducing
+    point, the ELBO takes the place of the default objective, the log-loss at ``beta=1``, which
+    would fit q(u) to the outliers. With another ``beta`` or ``gradient``, or ``early_stopping``
+    given in a joint search, the log-loss is minimised.
 
     ``partial_fit`` changes the posterior, which is the prior of the next call; observations are not
     kept. Later calls keep the hyper-parameters, inducing points and standardisation of the first;

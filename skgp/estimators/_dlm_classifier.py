@@ -31,7 +31,7 @@ class DLMGPClassifier(SparseGPMixin, StreamingGPClassifier):
 
     by default with :math:`\ell_i = -\log E_q[p(y_i \mid f_i)]`, the log-loss of the prediction,
     where the ELBO has :math:`-E_q[\log p(y_i \mid f_i)]`. Beyond two classes each is
-    set against the rest, over shared inducing points, and claims a row with probability
+    set against the rest, over shared inducing points, and claims an observation with probability
     :math:`p_j = E_q[g(f_j)]`; predicted are :math:`P(y = j) \propto p_j (1 - p_j)^{-\lambda}`, as
     for independent claims (:math:`\lambda = 1`) or more cautious ones.
 
@@ -48,13 +48,13 @@ class DLMGPClassifier(SparseGPMixin, StreamingGPClassifier):
     likelihood : {"probit", "logit"}, default="probit"
         The link g. Averages of the first over f have a closed form.
     n_inducing : int or "auto", default="auto"
-        Number of inducing points M; lowered to the number of distinct rows, with a warning. "auto"
-        is 200, or the number of distinct rows.
+        Number of inducing points M; lowered to the number of distinct inputs, with a warning.
+        "auto" is 200, or the number of distinct inputs.
     inducing : {"learned", "fixed"}, default="learned"
         Whether the points move.
     init : {"k-means", "random", "greedy"}, default="k-means"
-        Where they begin: centres of clusters, rows at random, or rows chosen one by one where the
-        variance that the others leave is greatest.
+        Where they begin: centres of clusters, observations at random, or observations chosen one by
+        one where the variance that the others leave is greatest.
     hyperparameters : {"joint", "fixed"}, default="joint"
         Whether the objective learns hyper-parameters and points too, beginning at the optimum of
         the ELBO, or q alone, with those of the ELBO.
@@ -63,40 +63,41 @@ class DLMGPClassifier(SparseGPMixin, StreamingGPClassifier):
         sampled as in the paper: biased Monte Carlo, with a smoothed denominator, or unbiased
         product sampling. Sampled ones train by stochastic steps.
     n_gradient_samples : int, default=10
-        Samples a row and step of the last three.
+        Samples per observation and step of the last three.
     class_weight : dict, "balanced" or None, default=None
-        Weights of classes, which multiply those of rows.
+        Weights of classes, which multiply those of observations.
     optimizer : "auto" or None, default="auto"
         None keeps the kernel's hyper-parameters and the points.
     max_iter : int, default=200
-        Iterations over all rows at once, or pairs of steps with minibatches, of each part of the
-        fit.
+        Iterations over all observations at once, or pairs of steps with minibatches, of each part
+        of the fit.
     tol : float, default=1e-6
         Relative fall of the objective in an iteration below which to stop, 1e5 / n times as much
-        with few rows: n at most 2 `n_inducing`, and 500.
+        with few observations: n at most 2 `n_inducing`, and 500.
     learning_rate : float or None, default=None
         Of minibatches; None for a default that suits.
     batch_size : int or None, default=None
-        Rows of a minibatch. None takes all rows at once while n M, times the number of classes
-        beyond two, is below 1e6 (1e7 for q alone).
+        Observations of a minibatch. None takes all observations at once while n M, times the number
+        of classes beyond two, is below 1e6 (1e7 for q alone).
     warm_start : bool, default=False
         Start from the hyper-parameters, points and posterior of the last fit. Another kernel,
         likelihood, number of points or of columns, or set of classes begins anew.
     early_stopping : bool or "auto", default="auto"
-        Whether rows are held out to say when a joint search stops, which could overfit; q then
-        learns from all rows. "auto" does from 100 rows and more than two an inducing point on; with
-        fewer the hyper-parameters stay those of the evidence.
+        Whether observations are held out to say when a joint search stops, which could overfit; q
+        then learns from all observations. "auto" does from 100 observations and more than two an
+        inducing point on; with fewer the hyper-parameters stay those of the evidence.
     validation_fraction : float, default=0.1
-        Of the rows to hold out, at most 4000.
+        Of the observations to hold out, at most 4000.
     random_state : int, RandomState instance or None, default=None
     device : str or torch.device, default="auto"
         Of the fit and its predictions; "auto" is "cuda" where there is one and at least 500
-        rows, else "cpu".
+        observations, else "cpu".
     dtype : {"float64", "float32"}, default="float64"
         Of the fit. Predictions are in float64.
     n_jobs : int or None, default=None
         Threads. None is one, but all that torch has for large matrix operations; a number is for
-        these, and from 2000 rows on for everything: -1, all processors, pays on an idle machine.
+        these, and from 2000 observations on for everything: -1, all processors, pays on an idle
+        machine.
     memory_budget : float or None, default=None
         Bytes that a fit or a prediction may take beyond the data and the model. None is 70% of
         what is free on the device. Less makes tiles smaller and computes anew what was kept; what
@@ -117,14 +118,15 @@ class DLMGPClassifier(SparseGPMixin, StreamingGPClassifier):
     beta_path_ : dict of float to float
         Of ``beta="auto"``: the loss of the held-out data for each beta tried.
     loss_ : float
-        The objective's value, in nats, summed over the rows, and over the classes beyond two.
+        The objective's value, in nats, summed over the observations, and over the classes beyond
+        two.
     elbo_ : float
         ELBO of the posterior found, likewise.
     validation_loss_ : float or None
         Mean loss of the held-out data; None without any.
     coupling_ : float
         The exponent :math:`\lambda`, 0 for two classes: of 0, 1/4, ..., 1 that which predicts the
-        training rows best, each left out of q in turn. Below 100 rows it is 1/2.
+        observations best, each left out of q in turn. Below 100 observations it is 1/2.
     moderation_ : float
         1: probabilities average over f with all of its posterior variance.
     n_iter_ : int
@@ -145,9 +147,10 @@ class DLMGPClassifier(SparseGPMixin, StreamingGPClassifier):
     Notes
     -----
     ``partial_fit`` changes the posterior, which is the prior of the next call; observations are not
-    kept. In the first call every class counts as one row more for the base rates: a class may come
-    late. Later calls keep its hyper-parameters, inducing points, base rates and ``coupling_``; the
-    posterior is near that of all observations at once, and depends a little on their order.
+    kept. In the first call every class counts as one observation more for the base rates: a class
+    may come late. Later calls keep its hyper-parameters, inducing points, base rates and
+    ``coupling_``; the posterior is near that of all observations at once, and depends a little on
+    their order.
 
     References
     ----------

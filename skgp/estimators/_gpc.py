@@ -28,12 +28,13 @@ from skgp.estimators._validation import encode
 
 
 class GaussianProcessClassifier(CallbackSupportMixin, ClassifierMixin, BaseEstimator):
-    r"""scikit-learn's ``GaussianProcessClassifier``, quicker, and for any number of rows.
+    r"""scikit-learn's ``GaussianProcessClassifier``, quicker, and for any number of observations.
 
     Parameters, attributes and methods are those of
     :class:`sklearn.gaussian_process.GaussianProcessClassifier`: Laplace's approximation of two
     classes, one classifier a class or a pair of classes of more. The user guide ("From
-    scikit-learn") says what differs. Beyond some thousand rows another family of skgp takes over.
+    scikit-learn") says what differs. Beyond some thousand observations another family of skgp takes
+    over.
 
     Parameters
     ----------
@@ -56,16 +57,16 @@ class GaussianProcessClassifier(CallbackSupportMixin, ClassifierMixin, BaseEstim
         probabilities.
     method : {"auto", "exact", "qsgp", "neighbors", "state_space"}, default="auto"
         "exact" is scikit-learn's model at :math:`O(n^3)`. "qsgp" is `QSGPClassifier`, "neighbors"
-        `SWSGPClassifier`, "state_space" `StateSpaceGPClassifier`. "auto" is "exact" up to 2000 rows
-        and where no other can be (a callable `optimizer`, a kernel that has to be called or has a
-        WhiteKernel, "one_vs_one"), then "state_space" for one column, "neighbors" for up to three
-        and "qsgp" for more.
+        `SWSGPClassifier`, "state_space" `StateSpaceGPClassifier`. "auto" is "exact" up to 2000
+        observations and where no other can be (a callable `optimizer`, a kernel that has to be
+        called or has a WhiteKernel, "one_vs_one"), then "state_space" for one column, "neighbors"
+        for up to three and "qsgp" for more.
     likelihood : {"logit", "probit"}, default="logit"
         The sigmoid that makes probabilities of the latent function.
     random_state : int, RandomState instance or None, default=None
     device : str or torch.device, default="auto"
         Of the fit; "auto" is "cuda" where there is one and at least 500
-        rows, else "cpu".
+        observations, else "cpu".
     n_jobs : int or None, default=None
         Processes of "exact" with three classes or more, as scikit-learn's; threads otherwise.
     memory_budget : float or None, default=None
@@ -96,7 +97,7 @@ class GaussianProcessClassifier(CallbackSupportMixin, ClassifierMixin, BaseEstim
     --------
     sklearn.gaussian_process.GaussianProcessClassifier : The model.
     QSGPClassifier, SWSGPClassifier, StateSpaceGPClassifier : The other methods and their options.
-    VecchiaGPClassifier : Thousands of rows, boundaries of fine and coarse detail.
+    VecchiaGPClassifier : Thousands of observations, boundaries of fine and coarse detail.
 
     Examples
     --------
@@ -247,7 +248,7 @@ class GaussianProcessClassifier(CallbackSupportMixin, ClassifierMixin, BaseEstim
 
     @within_limits
     def predict(self, X: Any) -> np.ndarray:
-        """Predict the likeliest class of each row.
+        """Predict the likeliest class of each point.
 
         Parameters
         ----------

@@ -33,11 +33,12 @@ from skgp.linalg import NotPositiveDefiniteError
 class GaussianProcessRegressor(
     RegressorPredictions, CallbackSupportMixin, MultiOutputMixin, RegressorMixin, BaseEstimator
 ):
-    r"""scikit-learn's ``GaussianProcessRegressor``, quicker, and for any number of rows.
+    r"""scikit-learn's ``GaussianProcessRegressor``, quicker, and for any number of observations.
 
     Parameters, attributes, methods and numbers are those of
     :class:`sklearn.gaussian_process.GaussianProcessRegressor`; the user guide ("From scikit-learn")
-    says what differs. Beyond some thousand rows another family of skgp takes the same model over.
+    says what differs. Beyond some thousand observations another family of skgp takes the same model
+    over.
 
     Parameters
     ----------
@@ -47,13 +48,14 @@ class GaussianProcessRegressor(
     alpha : float or ndarray of shape (n,), default=1e-10
         Added to the diagonal of the covariance: a noise variance of all or of each observation
         (of the scaled targets with `normalize_y`), which predictions leave out. One that differs
-        from row to row is "exact" alone; other estimators have ``sample_weight`` in its place.
+        from observation to observation is "exact" alone; other estimators have ``sample_weight`` in
+        its place.
     optimizer : "fmin_l_bfgs_b", callable or None, default="fmin_l_bfgs_b"
         None keeps the kernel's hyper-parameters. A callable is
         ``optimizer(objective, initial_theta, bounds) -> (theta, least)``.
     n_restarts_optimizer : int, default=0
         Further starts of the search, drawn within the bounds, which have to be finite. Those of up
-        to 150 rows run as one batch.
+        to 150 observations run as one batch.
     normalize_y : bool, default=False
         Centre and scale the targets; ``kernel_`` is then in units of the scaled target.
     copy_X_train : bool, default=True
@@ -64,18 +66,18 @@ class GaussianProcessRegressor(
         "exact" is scikit-learn's model at :math:`O(n^3)`. "qsgp" is `QSGPRegressor`, "vecchia"
         `VecchiaGPRegressor`, "neighbors" `SWSGPRegressor`, by kriging where noise is Gaussian,
         "state_space" `StateSpaceGPRegressor`, each with the kernel and the noise given. "auto" is
-        "exact" up to 2000 rows and where no other can be (a callable `optimizer`, a kernel that
-        has to be called, an `alpha` that differs from row to row), then "state_space" for one
-        column and one target, "vecchia" for more than 10000 rows of two or three, and "qsgp", which
-        compares routes, neighbours among them, on held-out data where the kernel
-        matrix does not fit in memory.
+        "exact" up to 2000 observations and where no other can be (a callable `optimizer`, a kernel
+        that has to be called, an `alpha` that differs from observation to observation), then
+        "state_space" for one column and one target, "vecchia" for more than 10000 observations of
+        two or three, and "qsgp", which compares routes, neighbours among them, on held-out data
+        where the kernel matrix does not fit in memory.
     likelihood : {"gaussian", "laplace", "student_t", "poisson"}, default="gaussian"
         Observation noise; others than "gaussian" are not "exact": "laplace" (outliers) is "qsgp",
         "student_t" (outliers) and "poisson" (counts) are "state_space" or "neighbors".
     random_state : int, RandomState instance or None, default=None
     device : str or torch.device, default="auto"
         Of the fit; "auto" is "cuda" where there is one and at least 500
-        rows, else "cpu".
+        observations, else "cpu".
     n_jobs : int or None, default=None
         Threads. None is one, but all that torch has for large matrix operations.
     memory_budget : float or None, default=None

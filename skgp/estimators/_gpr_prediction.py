@@ -206,7 +206,7 @@ class RegressorPredictions(RegressorFunctions):
         Returns
         -------
         lower, upper : ndarray of shape (p,) or (p, t)
-            The noise of an array `alpha`, which says nothing of new rows, is left out.
+            The noise of an array `alpha`, which says nothing of new points, is left out.
         """
         found = self.predict_quantiles(X, ends_of(coverage))
         return found[..., 0], found[..., 1]
@@ -243,7 +243,7 @@ class RegressorPredictions(RegressorFunctions):
         -------
         ndarray of shape (p,) or (p, t)
             In nats, for y in its own units. The noise of an array `alpha`, which says nothing of
-            new rows, is left out.
+            new points, is left out.
         """
         check_is_fitted(self, "kernel_")
         if self.method_ != "exact":

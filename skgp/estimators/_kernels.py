@@ -44,8 +44,8 @@ def default_kernels(
 
     ``constant * RBF + white`` and the same with Matern of nu 5/2, 3/2 and 1/2. Variances start at
     those of a standardised target, that of f within ``bounds``; length scales at ``sqrt(d)`` times
-    the columns' spreads, which puts two typical rows about one length scale apart. How many of
-    these differ is for `skgp.learning.kernel_choice` to say.
+    the columns' spreads, which puts two typical observations about one length scale apart. How many
+    of these differ is for `skgp.learning.kernel_choice` to say.
     """
     length_scale = np.sqrt(X.shape[1]) * column_spreads(X, sample_weight)
     return [
@@ -59,8 +59,8 @@ def default_classification_kernels(
 ) -> list[Kernel]:
     """Return the kernels, without noise, that a classifier chooses among.
 
-    ``constant * RBF`` and the same with Matern of nu 5/2 and 3/2; of few rows, which cannot tell
-    them apart, the Matern of nu 5/2 alone. One length scale a column, at ``sqrt(d)`` times its
+    ``constant * RBF`` and the same with Matern of nu 5/2 and 3/2; of few observations, which cannot
+    tell them apart, the Matern of nu 5/2 alone. One length scale a column, at ``sqrt(d)`` times its
     spread to start with. Of many columns, which often share a unit (pixels, counts), also RBF and
     Matern 3/2 with one length scale for all. ``link`` has the units of the latent function.
     """
@@ -163,8 +163,8 @@ def default_series_kernels(x: np.ndarray, variance: float = 1.0) -> list[Kernel]
     """Return the kernels, without noise, among which the evidence of a series chooses.
 
     ``constant * Matern`` of nu 3/2, 5/2 and 1/2, and a sum of two of nu 3/2, of a long and a short
-    length scale; up to 10000 rows also ``constant * RBF`` and such a sum of nu 5/2, of six states.
-    `x` (n,) are times, `variance` is where the variances start.
+    length scale; up to 10000 observations also ``constant * RBF`` and such a sum of nu 5/2, of six
+    states. `x` (n,) are times, `variance` is where the variances start.
     """
     unit = _range(x)
 

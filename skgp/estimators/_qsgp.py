@@ -14,9 +14,9 @@ class QSGPRegressor(QSGPFitting):
 
     The model is :math:`y = \sum_{j=1}^m w_j \phi_j(x) + \varepsilon` with
     :math:`w \sim N(0, S^{-1})` and :math:`\phi(x)^T S^{-1} \phi(x') \approx k(x, x')` [1]_. With
-    one inducing basis function a training row the predictive mean is that of the exact GP. What
-    suits the number of rows, the kernel and the conditioning is chosen by default and reported in
-    ``solver_``, ``basis_``, ``n_basis_``, ``covariance_`` and ``reason_``.
+    one inducing basis function per observation the predictive mean is that of the exact GP. What
+    suits the number of observations, the kernel and the conditioning is chosen by default and
+    reported in ``solver_``, ``basis_``, ``n_basis_``, ``covariance_`` and ``reason_``.
 
     Parameters
     ----------
@@ -25,19 +25,20 @@ class QSGPRegressor(QSGPFitting):
         level 0.01 is added where there is none). None chooses among RBF and Matern kernels with one
         length scale a column, started from the spread of the columns.
     basis : {"auto", "fourier", "inducing", "neighbors", "relevance"}, default="auto"
-        Random Fourier features, kernels centred on training rows, those of the rows near each test
-        row alone (exact regression on neighbourhoods), or those on the few rows that the evidence
-        keeps [2]_. Where the kernel matrix is too large to keep, held-out rows decide, at random
-        and in discs; ``reason_`` tells their log densities. "relevance" needs a smooth kernel. Its
-        hyper-parameters, and which one where it is None, are learned as those of a GP, its length
-        scales halved where the evidence gains much by it; the amplitude is without effect. Error
-        bars shrink far from the relevance vectors.
+        Random Fourier features, kernels centred on observations, those of the observations near
+        each test point alone (exact regression on neighbourhoods), or those on the few
+        observations that the evidence keeps [2]_. Where the kernel matrix is too large to keep,
+        held-out observations decide, at random and in discs; ``reason_`` tells their log densities.
+        "relevance" needs a smooth kernel. Its hyper-parameters, and which one where it is None, are
+        learned as those of a GP, its length scales halved where the evidence gains much by it; the
+        amplitude is without effect. Error bars shrink far from the relevance vectors.
     n_basis : int or None, default=None
-        Number of basis functions m. By default as many as there are rows for the inducing basis,
-        and as many Fourier features as about a minute allows. With Laplace noise all of up to 3000
-        rows, else as many as two minutes allow. Of "relevance", the rows that are candidates: by
-        default all of up to 20000 rows, else 2000. Of "neighbors", their number: 128, half of them
-        the nearest of all rows, the others the nearest of one row in 16 and of one in 256.
+        Number of basis functions m. By default as many as there are observations for the inducing
+        basis, and as many Fourier features as about a minute allows. With Laplace noise all of up
+        to 3000 observations, else as many as two minutes allow. Of "relevance", the observations
+        that are candidates: by default all of up to 20000 observations, else 2000. Of "neighbors",
+        their number: 128, half of them the nearest of all observations, the others the nearest of
+        one observation in 16 and of one in 256.
     likelihood : {"gaussian", "laplace"}, default="gaussian"
         Observation noise. "laplace" is for targets of which some are grossly wrong: it takes the
         absolute error, finds the hyper-parameters without the outliers, and serves
@@ -45,10 +46,10 @@ class QSGPRegressor(QSGPFitting):
         Beyond m n = 1e7 its features are in float32 if that costs no accuracy.
     solver : {"auto", "cholesky", "cg", "gauss-seidel", "sgd"}, default="auto"
         "cholesky" is exact, offers every covariance, ``partial_fit`` with Fourier features, and
-        costs :math:`O(n m^2)`, or :math:`O(n^3)` with one basis function a row. "cg" is block
-        conjugate gradients with a Nystrom preconditioner. "gauss-seidel" suits 1e4 to 1e6 Fourier
-        features. "sgd" takes iterations whose cost depends on neither n nor m. Relevance vectors
-        are found one by one ("auto"), or by "sgd".
+        costs :math:`O(n m^2)`, or :math:`O(n^3)` with one basis function per observation. "cg" is
+        block conjugate gradients with a Nystrom preconditioner. "gauss-seidel" suits 1e4 to 1e6
+        Fourier features. "sgd" takes iterations whose cost depends on neither n nor m. Relevance
+        vectors are found one by one ("auto"), or by "sgd".
     covariance : {"auto", "diagonal", "chevron", "full", "samples"}, default="auto"
         Posterior covariance: mean-field, with `n_dense_columns` dense columns of the Cholesky
         factor, exact, or that of posterior draws calibrated on leave-one-out residuals.
@@ -57,12 +58,12 @@ class QSGPRegressor(QSGPFitting):
     basis_batch_size : int, default=10_000
         Basis functions sampled an iteration of "sgd".
     batch_size : int, default=500
-        Rows sampled an iteration of "sgd".
+        Observations sampled an iteration of "sgd".
     n_support : int, default=500
         Rank of the control variate of "sgd"; 0 for none.
     augment : bool, default=True
-        Add a basis function at each test row to the inducing basis, so that variances return to the
-        prior's far from the data.
+        Add a basis function at each test point to the inducing basis, so that variances
+        return to the prior's far from the data.
     feature_map : {"orthogonal", "iid", "hadamard"}, default="orthogonal"
         How Fourier frequencies are drawn.
     optimizer : "auto" or None, default="auto"
@@ -74,10 +75,10 @@ class QSGPRegressor(QSGPFitting):
         Iterations of "cg" (200 by default) and "sgd" (1000), sweeps of "gauss-seidel" (10), passes
         with Laplace noise (50), steps towards relevance vectors (10000).
     tol : float or None, default=None
-        Relative residual at which "cg" (1e-2 by default with one basis function a row, else 1e-3)
-        and "gauss-seidel" (1e-2) stop; relative fall of the smoothed loss below which "sgd" stops
-        (never by default); rise of the bound of Laplace noise an observation (1e-4), and of the
-        evidence of relevance vectors (1e-3), in nats.
+        Relative residual at which "cg" (1e-2 by default with one basis function per observation,
+        else 1e-3) and "gauss-seidel" (1e-2) stop; relative fall of the smoothed loss below which
+        "sgd" stops (never by default); rise of the bound of Laplace noise per observation (1e-4),
+        and of the evidence of relevance vectors (1e-3), in nats.
     learning_rate : float, default=0.1
         Of "sgd", which starts again with a tenth of it where it diverges.
     warm_start : bool, default=False
@@ -85,22 +86,23 @@ class QSGPRegressor(QSGPFitting):
         functions, if there are as many. Another kernel, likelihood, basis or number of columns
         begins anew.
     early_stopping : bool, default=False
-        With "sgd", hold `validation_fraction` of the rows out, score them every 50 iterations and
-        stop when their squared error has not fallen for five scores. No effect on other solvers.
+        With "sgd", hold `validation_fraction` of the observations out, score them every 50
+        iterations and stop when their squared error has not fallen for five scores. No effect on
+        other solvers.
     validation_fraction : float, default=0.1
-        Rows held out by `early_stopping`, at most 1000. They are not trained on.
+        Held-out observations by `early_stopping`, at most 1000. They are not trained on.
     random_state : int, RandomState instance or None, default=None
     device : str or torch.device, default="auto"
         Of the fit and its predictions; "auto" is "cuda" where there is one and at least 500
-        rows, else "cpu".
+        observations, else "cpu".
     dtype : {"float64", "float32"}, default="float64"
         Of features, Gram matrices and stochastic gradients. Beyond 16000
-        rows the kernel matrix of "cg" is stored in float32 either way, from entries computed in
-        float64, and the residual is checked.
-        Predictions are in float64.
+        observations the kernel matrix of "cg" is stored in float32 either way, from entries
+        computed in float64, and the residual is checked. Predictions are in float64.
     n_jobs : int or None, default=None
         Threads. None is one, but all that torch has for large matrix operations; a number is for
-        these, and from 2000 rows on for everything: -1, all processors, pays on an idle machine.
+        these, and from 2000 observations on for everything: -1, all processors, pays on an idle
+        machine.
     memory_budget : float or None, default=None
         Bytes that a fit or a prediction may take beyond the data and the model. None is 70% of
         what is free on the device. Less makes tiles smaller and computes anew what was kept; what
@@ -122,7 +124,7 @@ class QSGPRegressor(QSGPFitting):
     likelihood_scale_ : float
         Scale b of Laplace noise, in units of y.
     relevance_ : ndarray of int
-        With ``basis="relevance"``: the training rows that are relevance vectors, increasing.
+        With ``basis="relevance"``: the observations that are relevance vectors, increasing.
     n_relevance_vectors_ : int
     log_marginal_likelihood_value_ : float
         In nats; of the standardised targets under the basis used, summed over several. Set where
@@ -135,9 +137,10 @@ class QSGPRegressor(QSGPFitting):
     calibration_ : float
         Factor by which variances were multiplied (covariance "samples"), else 1.
     history_ : dict of lists
-        "hyperparameters": log-density a row; "solve": relative residual or loss, of Laplace noise
-        minus the bound an observation, of relevance vectors minus the evidence; "validation":
-        mean squared error of the standardised targets held out, at every 50th iteration.
+        "hyperparameters": log-density per observation; "solve": relative residual or loss, of
+        Laplace noise minus the bound per observation, of relevance vectors minus the evidence;
+        "validation": mean squared error of the standardised targets held out, at every 50th
+        iteration.
     interrupted_ : bool
         Whether Ctrl-C stopped the fit.
     n_features_in_ : int
@@ -148,7 +151,7 @@ class QSGPRegressor(QSGPFitting):
 
     See Also
     --------
-    sklearn.gaussian_process.GaussianProcessRegressor : The exact GP, up to a few thousand rows.
+    sklearn.gaussian_process.GaussianProcessRegressor : The exact GP of up to a few thousand points.
 
     Notes
     -----
@@ -160,11 +163,11 @@ class QSGPRegressor(QSGPFitting):
     Targets y (n, t) share basis, solves, kernel and noise, which has in each the same share of its
     variance, and are independent given these: hyper-parameters have the greatest sum of their
     evidence, of which constant ones are no part, and one factor calibrates all. Not with
-    ``basis="relevance"``, Laplace noise, "sgd", ``partial_fit`` or rows in blocks.
+    ``basis="relevance"``, Laplace noise, "sgd", ``partial_fit`` or observations in blocks.
 
-    Rows that dask holds, or that exceed `memory_budget` in memory, are read in blocks: with
+    Observations that dask holds, or that exceed `memory_budget` in memory, are read in blocks: with
     Gaussian noise and ``solver="cholesky"``, of which "auto" is Fourier features, or Fourier
-    features and "sgd". Hyper-parameters are then learned from 60000 rows at random.
+    features and "sgd". Hyper-parameters are then learned from 60000 observations at random.
 
     References
     ----------

@@ -64,21 +64,22 @@ class QSGPClassifier(ProjectedClassifierMixin, QSGPMixin, StreamingGPClassifier)
         and held-out labels; labels left out then correct amplitude and length scales.
     basis : {"auto", "fourier", "inducing", "relevance"}, default="auto"
         Random Fourier features, kernels centred on inducing points (centres of clusters of the
-        rows), or kernels centred on the few rows that the evidence keeps.
+        observations), or kernels centred on the few observations that the evidence keeps.
     n_basis : int or None, default=None
-        Number of basis functions m. By default all rows up to 2000, then as many as about a minute
-        allows, at most 4096; 100000 for "sgd". Of "relevance", the rows that are candidates.
+        Number of basis functions m. By default all observations up to 2000, then as many as about a
+        minute allows, at most 4096; 100000 for "sgd". Of "relevance", the observations that are
+        candidates.
     likelihood : {"logit", "probit"}, default="logit"
         The link g.
     projection : int, "auto" or None, default="auto"
         Principal components of X that the kernel sees in place of its columns, divided by their
-        standard deviations if rows are predicted better by their neighbours then. "auto" is 50 with
-        ``kernel=None`` and more than 50 columns of arrays, unless these predict labels held out
-        better; None of "sgd", streams and blocks.
+        standard deviations if observations are predicted better by their neighbours then. "auto" is
+        50 with ``kernel=None`` and more than 50 columns of arrays, unless these predict held-out
+        labels better; None of "sgd", streams and blocks.
     solver : {"auto", "newton", "sgd"}, default="auto"
         Newton's method for the Laplace approximation, with conjugate gradients where the Hessian
         is large; or stochastic gradients of a variational bound (Theorem 3), whose iterations cost
-        the same for any number of rows and basis functions, and which need many of them.
+        the same for any number of observations and basis functions, and which need many of them.
     bound : {"plug-in", "strict"}, default="plug-in"
         Of "sgd": integrate the likelihood over the sampled mean and variance of f, which is nearer
         to the bound of the whole basis, or over sampled weights, which never exceeds it.
@@ -90,16 +91,16 @@ class QSGPClassifier(ProjectedClassifierMixin, QSGPMixin, StreamingGPClassifier)
     basis_batch_size : int, default=20_000
         Basis functions sampled an iteration of "sgd".
     batch_size : int, default=100
-        Rows sampled an iteration of "sgd".
+        Observations sampled an iteration of "sgd".
     n_support : int, default=200
-        Rows that shape the directions of "sgd"; 0 for plain AdaGrad.
+        Observations that shape the directions of "sgd"; 0 for plain AdaGrad.
     augment : bool, default=True
-        Add a basis function at each test row to the inducing basis, so that variances return to the
-        prior's far from the data.
+        Add a basis function at each test point to the inducing basis, so that variances
+        return to the prior's far from the data.
     feature_map : {"orthogonal", "iid", "hadamard"}, default="orthogonal"
         How Fourier frequencies are drawn.
     class_weight : dict, "balanced" or None, default=None
-        Weights of classes, which multiply those of rows.
+        Weights of classes, which multiply those of observations.
     optimizer : "auto" or None, default="auto"
         None keeps the kernel's hyper-parameters.
     max_iter : int or None, default=None
@@ -115,13 +116,14 @@ class QSGPClassifier(ProjectedClassifierMixin, QSGPMixin, StreamingGPClassifier)
     random_state : int, RandomState instance or None, default=None
     device : str or torch.device, default="auto"
         Of the fit and its predictions; "auto" is "cuda" where there is one and at least 500
-        rows, else "cpu".
+        observations, else "cpu".
     dtype : {"float64", "float32"}, default="float64"
-        Of the features of the fit. Beyond 2e7 of them (rows times basis functions) they are float32
-        either way, where a comparison shows that they can. Predictions are in float64.
+        Of the features of the fit. Beyond 2e7 of them (observations times basis functions) they are
+        float32 either way, where a comparison shows that they can. Predictions are in float64.
     n_jobs : int or None, default=None
         Threads. None is one, but all that torch has for large matrix operations; a number is for
-        these, and from 2000 rows on for everything: -1, all processors, pays on an idle machine.
+        these, and from 2000 observations on for everything: -1, all processors, pays on an idle
+        machine.
     memory_budget : float or None, default=None
         Bytes that a fit or a prediction may take beyond the data and the model. None is 70% of
         what is free on the device. Less makes tiles smaller and computes anew what was kept; what
@@ -140,7 +142,7 @@ class QSGPClassifier(ProjectedClassifierMixin, QSGPMixin, StreamingGPClassifier)
         Why these were chosen.
     moderation_ : float
         Probabilities average over f with this factor of its posterior variance; 0 takes f at its
-        mean. Chosen on held-out rows.
+        mean. Chosen on held-out observations.
     offset_ : ndarray of shape (1,) or (n_classes,)
         Constant parts of the latent functions.
     log_marginal_likelihood_value_ : float
@@ -150,12 +152,12 @@ class QSGPClassifier(ProjectedClassifierMixin, QSGPMixin, StreamingGPClassifier)
         Of "sgd": the bound in nats, estimated by the last tenth of the iterations.
     n_iter_ : int
     validation_ : dict of str to dict
-        Mean log density of held-out rows, in nats: "amplitude", by factor of the amplitude that a
-        subset suggested, and "moderation", by factor of the posterior variance.
+        Mean log density of held-out observations, in nats: "amplitude", by factor of the amplitude
+        that a subset suggested, and "moderation", by factor of the posterior variance.
     history_ : dict of lists
-        "hyperparameters": log evidence a row; "solve": the loss in nats.
+        "hyperparameters": log evidence per observation; "solve": the loss in nats.
     relevance_ : ndarray of int
-        With ``basis="relevance"``: the training rows that are relevance vectors.
+        With ``basis="relevance"``: the observations that are relevance vectors.
     n_relevance_vectors_ : int
         Their number.
     interrupted_ : bool
@@ -165,7 +167,7 @@ class QSGPClassifier(ProjectedClassifierMixin, QSGPMixin, StreamingGPClassifier)
 
     See Also
     --------
-    sklearn.gaussian_process.GaussianProcessClassifier : The dense GP, up to a thousand rows or two.
+    sklearn.gaussian_process.GaussianProcessClassifier : The dense GP of up to two thousand points.
 
     Notes
     -----
@@ -174,11 +176,12 @@ class QSGPClassifier(ProjectedClassifierMixin, QSGPMixin, StreamingGPClassifier)
     Fourier features (1024 by default) or as many inducing points. Later calls keep them. The result
     is near that of a fit to all observations, and depends a little on their order.
 
-    Rows that dask holds, or that exceed `memory_budget` in memory, are read in blocks: by Newton's
-    method with Fourier features or inducing points in a pass a step, which adds up gradients and
-    Hessians, exact, of fewer basis functions by default; by ``solver="sgd"`` with Fourier features
-    in minibatches. Hyper-parameters, the amplitude and ``moderation_`` are those of 60000 rows at
-    random. The indices of the labels are held in memory, a byte or two a row.
+    Observations that dask holds, or that exceed `memory_budget` in memory, are read in blocks: by
+    Newton's method with Fourier features or inducing points in a pass a step, which adds up
+    gradients and Hessians, exact, of fewer basis functions by default; by ``solver="sgd"`` with
+    Fourier features in minibatches. Hyper-parameters, the amplitude and ``moderation_`` are those
+    of 60000 observations at random. The indices of the labels are held in memory, a byte or two an
+    observation.
 
     References
     ----------

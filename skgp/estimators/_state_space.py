@@ -50,16 +50,17 @@ class StateSpaceGPRegressor(StateSpaceMixin, LikelihoodGPRegressor, StreamingGPR
         ConstantKernel, `skgp.kernels.Cosine` and `SHO`, and of one column add `LocalLinearTrend`;
         RBF, RationalQuadratic and ExpSineSquared are approximated (see the user guide). None
         chooses by the evidence among Matern kernels and a sum of two, of a long and a short length
-        scale (of 10000 rows or fewer, also RBF), and of 40 to 20000 times with Gaussian noise and
-        trend=None adds seasons of the periods that a periodogram shows, and takes a
+        scale (of 10000 observations or fewer, also RBF), and of 40 to 20000 times with Gaussian
+        noise and trend=None adds seasons of the periods that a periodogram shows, and takes a
         `LocalLinearTrend` with a level that wanders where a process that returns to a mean does not
         explain more; where both are likely, predictions are averaged over the two. Of 4 to 39 times
         predictions are averaged over whether a straight line lies beneath the process, by the
-        evidence. Of five rows a hyper-parameter or fewer, and without a trend, it has the priors of
-        `BayesianGPRegressor`, and predictions are averaged over Laplace's approximation of their
-        posterior. With several columns: a kernel of which each column gets a copy, or a sum of
-        `skgp.kernels.ActiveDims` of one column each; None for a Matern 3/2 each, with a prior of
-        the hyper-parameters that keeps many columns of few rows from following the noise.
+        evidence. Of five observations a hyper-parameter or fewer, and without a trend, it has the
+        priors of `BayesianGPRegressor`, and predictions are averaged over Laplace's approximation
+        of their posterior. With several columns: a kernel of which each column gets a copy, or a
+        sum of `skgp.kernels.ActiveDims` of one column each; None for a Matern 3/2 each, with a
+        prior of the hyper-parameters that keeps many columns of few observations from following the
+        noise.
     time : str, int or None, default=None
         Name or position of the column of times. None is a column of dates, or the only column.
     covariates : {"auto"} or dict, default="auto"
@@ -73,18 +74,19 @@ class StateSpaceGPRegressor(StateSpaceMixin, LikelihoodGPRegressor, StreamingGPR
         DotProduct summand of the kernel is a straight line, too.
     n_inducing : int, "auto" or None, default=None
         None is exact. A number M places inducing states at M of the times: a small fitted model,
-        rows that come in parts. "auto" takes as many as the length scale learned asks for. With
-        several columns, the most distinct values of a column, beyond which they are binned (None
-        and "auto": 512).
+        observations that come in parts. "auto" takes as many as the length scale learned asks for.
+        With several columns, the most distinct values of a column, beyond which they are binned
+        (None and "auto": 512).
     inducing : {"fixed", "learned"}, default="fixed"
         Whether the places of inducing states are learned.
     batch_size : int or None, default=None
-        Rows of a minibatch from which hyper-parameters of inducing states are learned, by steps of
-        Adam of which `max_iter` are taken at most (some hundreds are usual); all rows have the last
-        word on the posterior. None takes all rows in every iteration, which costs O(n).
+        Observations of a minibatch from which hyper-parameters of inducing states are learned, by
+        steps of Adam of which `max_iter` are taken at most (some hundreds are usual); all
+        observations have the last word on the posterior. None takes all observations in every
+        iteration, which costs O(n).
     posterior : {"auto", "mean_field", "joint"}, default="auto"
         Of several columns: a product of one process a column, which is cheaper, or with the
-        dependence between them. "auto" is "joint" with Gaussian noise or few rows.
+        dependence between them. "auto" is "joint" with Gaussian noise or few observations.
     likelihood : {"gaussian", "student_t", "poisson"} or instance, default="gaussian"
         Observation noise: "student_t" for targets with outliers, "poisson" for counts. An instance
         of a class of `skgp.likelihoods`, or of your own, learns its free parameters; additive noise
@@ -107,7 +109,8 @@ class StateSpaceGPRegressor(StateSpaceMixin, LikelihoodGPRegressor, StreamingGPR
         Start from the kernel and the likelihood of the last fit. Another kernel, likelihood or
         number of columns begins anew.
     random_state : int, RandomState instance or None, default=None
-        Of minibatches and of the rows that stand for those in blocks; other fits draw nothing.
+        Of minibatches and of the observations that stand for those in blocks; other fits draw
+        nothing.
     device : str or torch.device, default="auto"
         Of fit and predictions; "auto" is "cuda" where there is one and several columns, else
         "cpu".
@@ -115,7 +118,8 @@ class StateSpaceGPRegressor(StateSpaceMixin, LikelihoodGPRegressor, StreamingGPR
         Single precision is refused.
     n_jobs : int or None, default=None
         Threads. None is one, but all that torch has for large matrix operations; a number is for
-        these, and from 2000 rows on for everything: -1, all processors, pays on an idle machine.
+        these, and from 2000 observations on for everything: -1, all processors, pays on an idle
+        machine.
     memory_budget : float or None, default=None
         Bytes that a fit or a prediction may take beyond the data and the model. None is 70% of
         what is free on the device. Less makes tiles smaller and computes anew what was kept; what
@@ -145,14 +149,14 @@ class StateSpaceGPRegressor(StateSpaceMixin, LikelihoodGPRegressor, StreamingGPR
     component_names_ : list of str
         One a column of `predict_components`: the kernels, "trend" and the covariates.
     noise_variance_ : float
-        In squared units of y; none for counts. Of few rows the mean over its posterior.
+        In squared units of y; none for counts. Of few observations the mean over its posterior.
     likelihood_scale_ : float
         Of Student-t noise, in units of y.
     degrees_of_freedom_ : float
         Of Student-t noise.
     n_iter_ : int
     history_ : dict of lists
-        "solve": evidence an observation after each iteration.
+        "solve": evidence per observation after each iteration.
     interrupted_ : bool
         Whether Ctrl-C stopped the fit.
     n_features_in_ : int
@@ -184,12 +188,13 @@ class StateSpaceGPRegressor(StateSpaceMixin, LikelihoodGPRegressor, StreamingGPR
     of their own, as densely placed as before.
 
     Of several columns the posterior is that of all observations at once. With Gaussian noise sums
-    over bins stand for more than 1000 rows, some M^2 numbers for the M bins that these have; other
-    likelihoods keep the rows. A `fit` of more than 1000 rows keeps neither and cannot go on.
+    over bins stand for more than 1000 observations, some M^2 numbers for the M bins that these
+    have; other likelihoods keep the observations. A `fit` of more than 1000 observations keeps
+    neither and cannot go on.
 
-    With ``n_inducing``, one column and Gaussian noise, rows that dask holds, or that exceed
+    With ``n_inducing``, one column and Gaussian noise, observations that dask holds, or that exceed
     `memory_budget` in memory, are read in blocks. Hyper-parameters and the places of the inducing
-    states are then learned from 60000 rows at random.
+    states are then learned from 60000 observations at random.
 
     References
     ----------
@@ -358,8 +363,8 @@ class StateSpaceGPRegressor(StateSpaceMixin, LikelihoodGPRegressor, StreamingGPR
         return_std_grad : bool, default=False
             Also return those of the standard deviation, with ``return_std``.
         filtered : bool, default=False
-            Predict each row from the observations at earlier times alone, one step ahead at those
-            of the training rows. The hyper-parameters are those of all. Of Gaussian noise.
+            Predict each point from the observations at earlier times alone, one step ahead at those
+            of the observations. The hyper-parameters are those of all. Of Gaussian noise.
 
         Returns
         -------
@@ -434,7 +439,7 @@ class StateSpaceGPRegressor(StateSpaceMixin, LikelihoodGPRegressor, StreamingGPR
 def observed_rows(
     X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None, exposure: Any = None
 ):
-    """Return the rows whose target is not NaN, and all where y is not a vector of numbers.
+    """Return the observations whose target is not NaN, and all where y is not a vector of numbers.
 
     ValueError if there is no target but NaN.
     """

@@ -43,12 +43,13 @@ class StateSpaceGPClassifier(StateSpaceMixin, StreamingGPClassifier):
     inducing : {"fixed", "learned"}, default="fixed"
         Whether the places of inducing states are learned.
     batch_size : int or None, default=None
-        Rows of a minibatch from which hyper-parameters of inducing states are learned, by steps of
-        Adam of which `max_iter` are taken at most (some hundreds are usual); all rows have the last
-        word on the posterior. None takes all rows in every iteration, which costs O(n).
+        Observations of a minibatch from which hyper-parameters of inducing states are learned, by
+        steps of Adam of which `max_iter` are taken at most (some hundreds are usual); all
+        observations have the last word on the posterior. None takes all observations in every
+        iteration, which costs O(n).
     posterior : {"auto", "mean_field", "joint"}, default="auto"
         Of several columns: a product of one process a column, which is cheaper, or with the
-        dependence between them. "auto" is "joint" for few rows.
+        dependence between them. "auto" is "joint" for few observations.
     likelihood : {"logit", "probit"}, default="logit"
         Link from f to a probability.
     class_weight : dict, "balanced" or None, default=None
@@ -72,7 +73,8 @@ class StateSpaceGPClassifier(StateSpaceMixin, StreamingGPClassifier):
         Single precision is refused.
     n_jobs : int or None, default=None
         Threads. None is one, but all that torch has for large matrix operations; a number is for
-        these, and from 2000 rows on for everything: -1, all processors, pays on an idle machine.
+        these, and from 2000 observations on for everything: -1, all processors, pays on an idle
+        machine.
     memory_budget : float or None, default=None
         Bytes that a fit or a prediction may take beyond the data and the model. None is 70% of
         what is free on the device. Less makes tiles smaller and computes anew what was kept; what
@@ -113,7 +115,7 @@ class StateSpaceGPClassifier(StateSpaceMixin, StreamingGPClassifier):
         1: probabilities average over f with all of its posterior variance.
     n_iter_ : int
     history_ : dict of lists
-        "solve": evidence an observation after each iteration.
+        "solve": evidence per observation after each iteration.
     interrupted_ : bool
         Whether Ctrl-C stopped the fit.
     n_features_in_ : int
@@ -131,9 +133,9 @@ class StateSpaceGPClassifier(StateSpaceMixin, StreamingGPClassifier):
     ``partial_fit`` keeps hyper-parameters, base rates and ``coupling_``. Later observations of one
     column may lie anywhere in time; their sites are found given those before. Sites at all times
     grow with them. With ``n_inducing`` the state does not, but for times beyond the inducing
-    states, which get such of their own, as densely placed as before. Of several columns the rows
-    are kept, and the posterior is that of all at once; a `fit` of more than 1000 rows does not keep
-    them and cannot go on.
+    states, which get such of their own, as densely placed as before. Of several columns the
+    observations are kept, and the posterior is that of all at once; a `fit` of more than 1000
+    observations does not keep them and cannot go on.
 
     References
     ----------

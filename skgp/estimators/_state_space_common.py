@@ -129,7 +129,7 @@ class StateSpaceMixin(IndexedOutput, SeriesInputs):
         """Predict what each part of the model adds to f.
 
         Of several columns the parts are the columns (those that the kernel names), each about its
-        mean over the training rows; of a series, the summands of the kernel of time, then the
+        mean over the observations; of a series, the summands of the kernel of time, then the
         polynomial of time ("trend") and each covariate: `component_names_` has their names. They
         and ``intercept_`` sum to the mean of f, which of a regressor is `predict`, counts aside.
 

@@ -25,15 +25,16 @@ from skgp.linalg.runtime import to_arrays
 
 
 class SWSGPRegressor(SWSGPMixin, LikelihoodGPRegressor, StreamingGPRegressor):
-    r"""Sparse-within-sparse Gaussian process regression: many inducing points, few of them a row.
+    r"""Sparse-within-sparse Gaussian processes: each observation uses few of many inducing points.
 
     All that is learned of f is :math:`q(u) = N(m, S)`, the law of its values at M inducing points.
-    A row x uses the H points I nearest to it, near under the kernel, and no others [1]_:
+    An input x uses the H inducing points I nearest to it, near under the kernel, and no others
+    [1]_:
 
     .. math:: f(x) \sim N(a^T m_I,\; k_{xx} - k^T a + a^T S_I a), \qquad a = K_I^{-1} k_I
               \qquad \text{(eq. 13)},
 
-    so that a row costs :math:`O(H^3)` whatever M. q maximises
+    so that it costs :math:`O(H^3)` whatever M. q maximises
 
     .. math:: \sum_n w_n \Big( E_q[\log p(y_n \mid f_n)]
               - \frac{\kappa}{\sum w} \mathrm{KL}(q(u_{I_n}) \,\|\, p(u_{I_n})) \Big)
@@ -43,12 +44,13 @@ class SWSGPRegressor(SWSGPMixin, LikelihoodGPRegressor, StreamingGPRegressor):
     1; H = M is the usual sparse GP.
 
     For functions that need more inducing points than an M x M matrix affords, and for outliers and
-    counts on many rows. With an inducing point a row and Gaussian noise it predicts about as
-    kriging from the nearest rows does, which is ``method="kriging"``; what it has beyond are
-    inducing points fewer than the rows, other likelihoods, and predictions without the rows. With
-    a diagonal S, the default, variances of f alone are too small where inducing points are close
-    together; those of y are less so, for noise is part of them. Below some 3000 rows an exact GP,
-    such as that of `QSGPRegressor`, is usually better.
+    counts on many observations. With an inducing point per observation and Gaussian noise it
+    predicts about as kriging from the nearest observations does, which is ``method="kriging"``;
+    what it has beyond are inducing points fewer than the observations, other likelihoods, and
+    predictions without the observations. With a diagonal S, the default, variances of f alone are
+    too small where inducing points are close together; those of y are less so, for noise is part of
+    them. Below some 3000 observations an exact GP, such as that of `QSGPRegressor`, is usually
+    better.
 
     Parameters
     ----------
@@ -56,10 +58,10 @@ class SWSGPRegressor(SWSGPMixin, LikelihoodGPRegressor, StreamingGPRegressor):
         Covariance of f; a ``WhiteKernel`` summand at the top level is the variance of Gaussian
         noise, or the squared scale of Student-t noise (one of level 0.01 is added where there is
         none; counts have none). None takes an RBF kernel or a Matern kernel of nu 3/2, whichever
-        predicts better (of 200 rows or fewer, of nu 5/2), with one length scale a column.
+        predicts better (of 200 observations or fewer, of nu 5/2), with one length scale a column.
     method : {"variational", "kriging"}, default="variational"
-        The model above, or exact GP regression on the H nearest rows of each prediction, which
-        needs Gaussian noise and has nothing to learn but the hyper-parameters.
+        The model above, or exact GP regression on the H nearest observations of each prediction,
+        which needs Gaussian noise and has nothing to learn but the hyper-parameters.
     likelihood : {"gaussian", "student_t", "poisson"} or instance, default="gaussian"
         Observation noise: "student_t" for targets with outliers, "poisson" for counts. An instance
         of a class of `skgp.likelihoods`, or of your own, learns its free parameters; additive noise
@@ -67,26 +69,27 @@ class SWSGPRegressor(SWSGPMixin, LikelihoodGPRegressor, StreamingGPRegressor):
     link : {"exp", "softplus"}, default="exp"
         Of "poisson": the rate is exp(f) or log(1 + exp(f)). Other likelihoods have none.
     n_inducing : int or None, default=None
-        Number of inducing points M; None for one a distinct row, at most 100000, or 10000 where
-        rows are read in blocks. Lowered to the number of distinct rows, with a warning. Of
-        "kriging", the number of rows to krige from, drawn at random; None for all.
+        Number of inducing points M; None for one per distinct input, at most 100000, or 10000 where
+        observations are read in blocks. Lowered to the number of distinct inputs, with a warning.
+        Of "kriging", the number of observations to krige from, drawn at random; None for all.
     n_neighbors : int or "auto", default="auto"
-        Inducing points H that a row uses, or all there are if that is fewer. "auto" is 32; of up to
-        2500 rows with Gaussian noise and an inducing point each it is all of them, which is the
-        exact GP, and of up to 1000 with other noise or counts.
+        Inducing points H that an observation uses, or all there are if that is fewer. "auto" is 32;
+        of up to 2500 observations with Gaussian noise and an inducing point each it is all of them,
+        which is the exact GP, and of up to 1000 with other noise or counts.
     kl_weight : float or "auto", default="auto"
         :math:`\kappa`. "auto" is M / H; where the noise is not Gaussian, less by factors of ten,
-        but not less than 1, while rows held out gain. 1.0 is the paper's, which with Gaussian noise
-        overfits where M is large.
+        but not less than 1, while held-out observations gain. 1.0 is the paper's, which with
+        Gaussian noise overfits where M is large.
     covariance : {"auto", "diagonal", "full"}, default="auto"
         Of q(u). "full" has :math:`M^2` numbers, and unless H = M is learned by steps of Adam;
         "auto" is full where H = M and the inducing points are fixed.
     inducing : {"auto", "fixed", "learned"}, default="auto"
         Whether the inducing points move, by steps of Adam. "auto" moves them where such steps are
-        taken anyway (``solver="adam"``, a polish), if they are no more than a quarter of the rows.
+        taken anyway (``solver="adam"``, a polish), if they are no more than a quarter of the
+        observations.
     init : {"random", "k-means", "greedy"}, default="random"
-        Where they begin: rows at random, centres of clusters, or rows chosen one by one where the
-        variance that the others leave is greatest.
+        Where they begin: observations at random, centres of clusters, or observations chosen one by
+        one where the variance that the others leave is greatest.
     neighbors : {"auto", "exact", "faiss"}, default="auto"
         How the nearest points are found. "auto" is exact but for more than 50 columns and 4096
         points or more, where a search in principal components may miss some; "faiss" needs that
@@ -97,18 +100,18 @@ class SWSGPRegressor(SWSGPMixin, LikelihoodGPRegressor, StreamingGPRegressor):
         Algorithm 1 of the paper, by which minibatches move everything together, hyper-parameters
         too.
     polish : bool or "auto", default="auto"
-        Run Algorithm 1 at the end, and keep what it did only if rows held out gain. "auto" does
-        where there are no more than a quarter as many inducing points as rows, for which
-        hyper-parameters learned from all rows are too fine.
+        Run Algorithm 1 at the end, and keep what it did only if held-out observations gain. "auto"
+        does where there are no more than a quarter as many inducing points as observations, for
+        which hyper-parameters learned from all observations are too fine.
     joint_prediction : {"local", "union"}, default="local"
-        Covariances between rows, for ``return_cov`` and ``sample_y``: each row from its own
-        neighbours, in accord with its variance; or all from the union of their neighbours, as in
-        section 4.5 of the paper, which depends on the rows that come together.
+        Covariances between points, for ``return_cov`` and ``sample_y``: each point from
+        its own neighbours, in accord with its variance; or all from the union of their neighbours,
+        as in section 4.5 of the paper, which depends on the points that come together.
     projection : int, "auto" or None, default="auto"
         Principal components of X that the kernel sees in place of its columns, divided by their
-        standard deviations if rows are predicted better by their neighbours then. "auto" is 50 with
-        ``kernel=None``, more than 50 columns and fewer neighbours than rows, if fits to some rows
-        then predict others better; else None.
+        standard deviations if observations are predicted better by their neighbours then. "auto" is
+        50 with ``kernel=None``, more than 50 columns and fewer neighbours than observations, if
+        fits to some observations then predict others better; else None.
     degrees_of_freedom : float or "auto", default="auto"
         Of "student_t"; "auto" learns them, a Gamma law of mode 4 their prior.
     optimizer : "auto" or None, default="auto"
@@ -125,24 +128,26 @@ class SWSGPRegressor(SWSGPMixin, LikelihoodGPRegressor, StreamingGPRegressor):
         Of Adam, for logarithms of hyper-parameters; None for 0.03. Those of other parameters
         follow.
     batch_size : int, default=256
-        Rows of a step of Adam.
+        Observations of a step of Adam.
     warm_start : bool, default=False
         Keep the hyper-parameters of the last fit and, where the inducing points are the same, start
         from its posterior. Another kernel, method, likelihood, projection or number of columns
         begins anew.
     validation_fraction : float, default=0.1
-        Of the rows to hold out where something is chosen by them (amplitude and KL weight without
-        Gaussian noise, a polish): at most 4000, and no fewer than 500 or a third of the rows. q
-        learns from all rows afterwards. Below 100 rows none are held out.
+        Of the observations to hold out where something is chosen by them (amplitude and KL weight
+        without Gaussian noise, a polish): at most 4000, and no fewer than 500 or a third of the
+        observations. q learns from all observations afterwards. Below 100 observations none are
+        held out.
     random_state : int, RandomState instance or None, default=None
     device : str or torch.device, default="auto"
         Of fit and predictions; "auto" is "cuda" where there is one and at least 500
-        rows, else "cpu".
+        observations, else "cpu".
     dtype : {"float64", "float32"}, default="float64"
         Of the fit. Predictions are in float64.
     n_jobs : int or None, default=None
         Threads. None is one, but all that torch has for large matrix operations; a number is for
-        these, and from 2000 rows on for everything: -1, all processors, pays on an idle machine.
+        these, and from 2000 observations on for everything: -1, all processors, pays on an idle
+        machine.
     memory_budget : float or None, default=None
         Bytes that a fit or a prediction may take beyond the data and the model. None is 70% of
         what is free on the device. Less makes tiles smaller and computes anew what was kept; what
@@ -155,7 +160,7 @@ class SWSGPRegressor(SWSGPMixin, LikelihoodGPRegressor, StreamingGPRegressor):
     kernel_ : Kernel
         With the hyper-parameters learned, noise included.
     inducing_points_ : ndarray of shape (M, d)
-        In the coordinates of the projection, if there is one. Of "kriging", the rows that
+        In the coordinates of the projection, if there is one. Of "kriging", the observations that
         predictions are kriged from.
     n_inducing_ : int
     n_neighbors_ : int
@@ -163,7 +168,8 @@ class SWSGPRegressor(SWSGPMixin, LikelihoodGPRegressor, StreamingGPRegressor):
     kl_weight_ : float
         :math:`\kappa`. This and the next two are of "variational" only.
     elbo_ : float
-        The bound with that weight, in nats of the standardised targets, summed over the rows.
+        The bound with that weight, in nats of the standardised targets, summed over the
+        observations.
     polished_ : bool
         Whether a polish was kept.
     noise_variance_ : float or ndarray of shape (t,)
@@ -175,8 +181,9 @@ class SWSGPRegressor(SWSGPMixin, LikelihoodGPRegressor, StreamingGPRegressor):
     n_iter_ : int
         Steps that were taken; 1 for a closed form.
     history_ : dict of lists
-        "hyperparameters": log-density of a row, in nats; "prior": negative log-density of a row
-        held out, for each prior tried; "solve" and "polish": minus the bound, an observation.
+        "hyperparameters": log-density per observation, in nats; "prior": negative log-density of
+        a held-out observation, for each prior tried; "solve" and "polish": minus the bound, per
+        observation.
     interrupted_ : bool
         Whether Ctrl-C stopped the fit.
     n_features_in_ : int
@@ -188,9 +195,9 @@ class SWSGPRegressor(SWSGPMixin, LikelihoodGPRegressor, StreamingGPRegressor):
     See Also
     --------
     SWSGPClassifier : The same for classes.
-    DLMGPRegressor : Some hundred inducing points, all used by each row, trained by the log-loss.
-    QSGPRegressor : The exact GP of a few thousand rows, and its approximation by basis functions.
-    VecchiaGPRegressor : Neighbours among the rows themselves, by a joint likelihood; no streams.
+    DLMGPRegressor : Some hundred inducing points, each used by all, trained by the log-loss.
+    QSGPRegressor : The exact GP of a few thousand observations, and basis functions beyond.
+    VecchiaGPRegressor : Neighbours among the observations, by a joint likelihood; no streams.
 
     Notes
     -----
@@ -202,12 +209,12 @@ class SWSGPRegressor(SWSGPMixin, LikelihoodGPRegressor, StreamingGPRegressor):
     With ``method="kriging"`` `fit` takes targets y (n, t): they share neighbours, kernel and noise,
     which has in each the same share of its variance, and are independent given these.
 
-    Rows that dask holds, or that exceed `memory_budget` in memory, are read in blocks. Inducing
-    points and hyper-parameters are then those of 60000 rows at random, fewer where they would not
-    fit, a polish included. All rows determine q(u): by one pass with Gaussian noise, by one a
-    natural-gradient step without; or by minibatches, where steps of Adam are taken, and ``elbo_``
-    is then an estimate by the last of them. Equal rows are not merged before. "kriging" holds its
-    rows.
+    Observations that dask holds, or that exceed `memory_budget` in memory, are read in blocks.
+    Inducing points and hyper-parameters are then those of 60000 observations at random, fewer where
+    they would not fit, a polish included. All observations determine q(u): by one pass with
+    Gaussian noise, by one a natural-gradient step without; or by minibatches, where steps of Adam
+    are taken, and ``elbo_`` is then an estimate by the last of them. Equal observations are not
+    merged before. "kriging" holds its observations.
 
     References
     ----------
@@ -227,7 +234,7 @@ class SWSGPRegressor(SWSGPMixin, LikelihoodGPRegressor, StreamingGPRegressor):
     >>> model.kl_weight_, model.inducing_points_.shape
     (6.25, (100, 1))
 
-    Rows that come later:
+    Observations that come later:
 
     >>> model.partial_fit([[10.5]], [np.sin(10.5)]).n_inducing_
     100

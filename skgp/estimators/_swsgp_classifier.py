@@ -42,32 +42,33 @@ from skgp.likelihoods import Bernoulli
 
 
 class SWSGPClassifier(ProjectedClassifierMixin, SWSGPMixin, StreamingGPClassifier):
-    r"""Sparse-within-sparse Gaussian process classification: many inducing points, few a row.
+    r"""Sparse-within-sparse GP classification: each observation uses few of many inducing points.
 
     The latent function of class j is a GP around :math:`o_j`, which predicts the base rate, and
     :math:`P(y = j) = g(f_j)`. All that is learned of it is :math:`q(u) = N(m, S)`, the law of its
-    values at M inducing points. A row x uses the H points I nearest to it, near under the kernel,
-    and no others [1]_:
+    values at M inducing points. An input x uses the H inducing points I nearest to it, near under
+    the kernel, and no others [1]_:
 
     .. math:: f(x) \sim N(o + a^T m_I,\; k_{xx} - k^T a + a^T S_I a), \qquad a = K_I^{-1} k_I
               \qquad \text{(eq. 13)},
 
-    so that a row costs :math:`O(H^3)` whatever M. q maximises
+    so that it costs :math:`O(H^3)` whatever M. q maximises
 
     .. math:: \sum_n w_n \Big( E_q[\log p(y_n \mid f_n)]
               - \frac{\kappa}{\sum w} \mathrm{KL}(q(u_{I_n}) \,\|\, p(u_{I_n})) \Big)
               \qquad \text{(eq. 11)}
 
     with a KL weight :math:`\kappa` of M / H or less, where the paper has 1. Beyond two classes each
-    is set against the rest, over shared points, neighbours and factorisations, and claims a row
-    with probability :math:`p_j = E_q[g(f_j)]`; predicted are
+    is set against the rest, over shared points, neighbours and factorisations, and claims an
+    observation with probability :math:`p_j = E_q[g(f_j)]`; predicted are
     :math:`P(y = j) \propto p_j (1 - p_j)^{-\lambda}`.
 
-    For many rows and boundaries that need many inducing points. Where predictions may hold all rows
-    (M = N), ``method="kriging"`` is simpler, and as a rule about as good: it kriges the labels, as
-    if they were numbers, from the H nearest rows, and turns the result into probabilities by a link
-    whose few parameters are fitted to labels left out one at a time. Compare both. Copies of rows
-    count as labels of their own, and make either over-confident.
+    For many observations and boundaries that need many inducing points. Where predictions may hold
+    all observations (M = N), ``method="kriging"`` is simpler, and as a rule about as good: it
+    kriges the labels, as if they were numbers, from the H nearest observations, and turns the
+    result into probabilities by a link whose few parameters are fitted to labels left out one at a
+    time. Compare both. Repeated observations count as independent labels, and make either
+    over-confident.
 
     Parameters
     ----------
@@ -80,26 +81,27 @@ class SWSGPClassifier(ProjectedClassifierMixin, SWSGPMixin, StreamingGPClassifie
         The link g. Averages of the first over f have a closed form. Label kriging has a link of
         its own: probit for two classes, softmax for more.
     n_inducing : int or None, default=None
-        Number of inducing points M; None for one a distinct row, at most 100000, or 10000 where
-        rows are read in blocks. Lowered to the number of distinct rows, with a warning. Of
-        "kriging", the number of rows to krige from, drawn at random; None for all.
+        Number of inducing points M; None for one per distinct input, at most 100000, or 10000 where
+        observations are read in blocks. Lowered to the number of distinct inputs, with a warning.
+        Of "kriging", the number of observations to krige from, drawn at random; None for all.
     n_neighbors : int or "auto", default="auto"
-        Inducing points H that a row uses, or all there are if that is fewer. "auto" is 32; of up to
-        1000 rows (fewer of more than two classes) with an inducing point each it is all of them,
-        which is the usual variational GP. "kriging" takes 32 in any case.
+        Inducing points H that an observation uses, or all there are if that is fewer. "auto" is 32;
+        of up to 1000 observations (fewer of more than two classes) with an inducing point each it
+        is all of them, which is the usual variational GP. "kriging" takes 32 in any case.
     kl_weight : float or "auto", default="auto"
-        :math:`\kappa`. "auto" is M / H, or less by factors of ten, but not less than 1, while rows
-        held out gain. 1.0 is the paper's, which lets q overfit where M is large.
+        :math:`\kappa`. "auto" is M / H, or less by factors of ten, but not less than 1, while
+        held-out observations gain. 1.0 is the paper's, which lets q overfit where M is large.
     covariance : {"auto", "diagonal", "full"}, default="auto"
         Of q(u). "full" has :math:`M^2` numbers a class, and unless H = M is learned by steps of
         Adam; "auto" is full where H = M and the inducing points are fixed.
     inducing : {"auto", "fixed", "learned"}, default="auto"
         Whether the inducing points move, by steps of Adam. "auto" moves them where such steps are
-        taken anyway (``solver="adam"``, a polish), if they are no more than a quarter of the rows.
+        taken anyway (``solver="adam"``, a polish), if they are no more than a quarter of the
+        observations.
     init : {"auto", "random", "k-means", "greedy"}, default="auto"
-        Where they begin: rows at random; centres of clusters, of each class by itself; or rows
-        chosen one by one where the variance that the others leave is greatest. "auto" takes
-        clusters for up to 0.3 n points, else rows at random.
+        Where they begin: observations at random; centres of clusters, of each class by itself; or
+        observations chosen one by one where the variance that the others leave is greatest. "auto"
+        takes clusters for up to 0.3 n points, else observations at random.
     neighbors : {"auto", "exact", "faiss"}, default="auto"
         How the nearest points are found. "auto" is exact but for more than 50 columns and 4096
         points or more, where a search in principal components may miss some; "faiss" needs that
@@ -109,15 +111,15 @@ class SWSGPClassifier(ProjectedClassifierMixin, SWSGPMixin, StreamingGPClassifie
         S with H < M, learned points); or Algorithm 1 of the paper, by which minibatches move
         everything together, hyper-parameters too.
     polish : bool or "auto", default=False
-        Run Algorithm 1 at the end, and keep what it did only if rows held out gain. "auto" does
-        where there are no more than a quarter as many inducing points as rows.
+        Run Algorithm 1 at the end, and keep what it did only if held-out observations gain. "auto"
+        does where there are no more than a quarter as many inducing points as observations.
     projection : int, "auto" or None, default="auto"
         Principal components of X that the kernel sees in place of its columns, divided by their
-        standard deviations if rows are predicted better by their neighbours then. "auto" is 50 with
-        ``kernel=None``, more than 50 columns and fewer neighbours than rows, unless these predict
-        labels held out better.
+        standard deviations if observations are predicted better by their neighbours then. "auto" is
+        50 with ``kernel=None``, more than 50 columns and fewer neighbours than observations, unless
+        these predict held-out labels better.
     class_weight : dict, "balanced" or None, default=None
-        Weights of classes, which multiply those of rows.
+        Weights of classes, which multiply those of observations.
     optimizer : "auto" or None, default="auto"
         None keeps the kernel's hyper-parameters and the points.
     max_iter : int or None, default=None
@@ -129,24 +131,26 @@ class SWSGPClassifier(ProjectedClassifierMixin, SWSGPMixin, StreamingGPClassifie
         Of Adam, for logarithms of hyper-parameters; None for 0.03. Those of other parameters
         follow.
     batch_size : int, default=256
-        Rows of a step of Adam.
+        Observations of a step of Adam.
     warm_start : bool, default=False
         Keep the hyper-parameters of the last fit and, where the inducing points are the same, start
         from its posterior. Another kernel, method, likelihood, projection, number of columns or set
         of classes begins anew.
     validation_fraction : float, default=0.1
-        Of the rows to hold out to choose the amplitude of the kernel, the KL weight and
+        Of the observations to hold out to choose the amplitude of the kernel, the KL weight and
         ``coupling_``, and to judge a polish: at most 4000, and no fewer than 500 or a third of the
-        rows. q learns from all rows afterwards. Below 100 rows none are held out.
+        observations. q learns from all observations afterwards. Below 100 observations none are
+        held out.
     random_state : int, RandomState instance or None, default=None
     device : str or torch.device, default="auto"
         Of fit and predictions; "auto" is "cuda" where there is one and at least 500
-        rows, else "cpu".
+        observations, else "cpu".
     dtype : {"float64", "float32"}, default="float64"
         Of the fit. Predictions are in float64.
     n_jobs : int or None, default=None
         Threads. None is one, but all that torch has for large matrix operations; a number is for
-        these, and from 2000 rows on for everything: -1, all processors, pays on an idle machine.
+        these, and from 2000 observations on for everything: -1, all processors, pays on an idle
+        machine.
     memory_budget : float or None, default=None
         Bytes that a fit or a prediction may take beyond the data and the model. None is 70% of
         what is free on the device. Less makes tiles smaller and computes anew what was kept; what
@@ -160,7 +164,7 @@ class SWSGPClassifier(ProjectedClassifierMixin, SWSGPMixin, StreamingGPClassifie
     kernel_ : Kernel
         With the hyper-parameters learned.
     inducing_points_ : ndarray of shape (M, d)
-        In the coordinates of the projection, if there is one. Of "kriging", the rows that
+        In the coordinates of the projection, if there is one. Of "kriging", the observations that
         predictions are kriged from.
     n_inducing_ : int
     n_neighbors_ : int
@@ -170,20 +174,21 @@ class SWSGPClassifier(ProjectedClassifierMixin, SWSGPMixin, StreamingGPClassifie
     kl_weight_ : float
         :math:`\kappa`. This and the next two are of "variational" only.
     elbo_ : float
-        The bound with that weight, in nats, summed over the rows, and over the classes beyond two.
+        The bound with that weight, in nats, summed over the observations, and over the classes
+        beyond two.
     polished_ : bool
         Whether a polish was kept.
     coupling_ : float
         The exponent :math:`\lambda`, 0 for two classes: of 0, 1/4, ..., 1 that which predicts the
-        rows held out best; 1/2 where none are. Of "variational" only, as the last three.
+        held-out observations best; 1/2 where none are. Of "variational" only, as the last three.
     moderation_ : float
         1: probabilities average over f with all of its posterior variance.
     n_iter_ : int
         Steps that were taken.
     history_ : dict of lists
         "hyperparameters": the objective of their search; "prior": negative log-probability of the
-        label of a row held out, for each prior tried; "solve" and "polish": minus the bound, an
-        observation.
+        label of a held-out observation, for each prior tried; "solve" and "polish": minus the
+        bound, per observation.
     interrupted_ : bool
         Whether Ctrl-C stopped the fit.
     n_features_in_ : int
@@ -192,9 +197,9 @@ class SWSGPClassifier(ProjectedClassifierMixin, SWSGPMixin, StreamingGPClassifie
     See Also
     --------
     SWSGPRegressor : The same for quantities and counts.
-    DLMGPClassifier : Some hundred inducing points, all used by each row, trained by the log-loss.
-    QSGPClassifier : Many basis functions, used by each row, and Laplace's approximation.
-    VecchiaGPClassifier : Neighbours among the rows themselves, and Laplace's approximation.
+    DLMGPClassifier : Some hundred inducing points, each used by all, trained by the log-loss.
+    QSGPClassifier : Many basis functions, used by each observation, and Laplace's approximation.
+    VecchiaGPClassifier : Neighbours among the observations themselves, and Laplace's approximation.
 
     Notes
     -----
@@ -204,12 +209,13 @@ class SWSGPClassifier(ProjectedClassifierMixin, SWSGPMixin, StreamingGPClassifie
     more than early ones. With ``method="kriging"`` they join those that are kriged from, which is
     exact; the link is learned anew.
 
-    Rows that dask holds, or that exceed `memory_budget` in memory, are read in blocks. Inducing
-    points, hyper-parameters and ``coupling_`` are then those of 60000 rows at random, fewer where
-    they would not fit. All rows determine the base rates and q(u): by a pass a natural-gradient
-    step, from the q(u) of those rows; or by minibatches, where steps of Adam are taken, and
-    ``elbo_`` is then an estimate by the last of them. The indices of the labels are held in memory,
-    a byte or two a row; dask makes them where the labels lie. "kriging" holds its rows.
+    Observations that dask holds, or that exceed `memory_budget` in memory, are read in blocks.
+    Inducing points, hyper-parameters and ``coupling_`` are then those of 60000 observations at
+    random, fewer where they would not fit. All observations determine the base rates and q(u): by a
+    pass a natural-gradient step, from the q(u) of those observations; or by minibatches, where
+    steps of Adam are taken, and ``elbo_`` is then an estimate by the last of them. The indices of
+    the labels are held in memory, a byte or two per observation; dask makes them where the labels
+    lie. "kriging" holds its observations.
 
     References
     ----------
@@ -227,7 +233,7 @@ class SWSGPClassifier(ProjectedClassifierMixin, SWSGPMixin, StreamingGPClassifie
     >>> model.inducing_points_.shape
     (50, 2)
 
-    The same data with all rows and nothing but a kernel and a link learned:
+    The same data with all observations and nothing but a kernel and a link learned:
 
     >>> kriging = SWSGPClassifier(method="kriging", random_state=0).fit(X, y)
     >>> kriging.predict_proba([[0.0, 1.0]]).round(1)

@@ -34,11 +34,11 @@ class VecchiaGPRegressor(VecchiaMixin, LikelihoodGPRegressor):
     of a process whose large scales m inducing points have taken out before [2]_. m = 0 is Vecchia's
     own. A fit costs :math:`O(n H^2 (H + m) + n m^2)`.
 
-    For rough functions and spatial data of any number of rows: other than `SWSGPRegressor` it has a
-    joint likelihood, which compares kernels and numbers of neighbours, and learns ranges that reach
-    across gaps of the data. Of counts and Student-t noise the posterior is Laplace's approximation
-    about the mode of f at all rows, as in `VecchiaGPClassifier`. Below some 3000 rows an exact GP,
-    `GaussianProcessRegressor` or `QSGPRegressor`, is usually better.
+    For rough functions and spatial data of any number of observations: other than `SWSGPRegressor`
+    it has a joint likelihood, which compares kernels and numbers of neighbours, and learns ranges
+    that reach across gaps of the data. Of counts and Student-t noise the posterior is Laplace's
+    approximation about the mode of f at all observations, as in `VecchiaGPClassifier`. Below some
+    3000 observations an exact GP, `GaussianProcessRegressor` or `QSGPRegressor`, is usually better.
 
     Parameters
     ----------
@@ -48,16 +48,16 @@ class VecchiaGPRegressor(VecchiaMixin, LikelihoodGPRegressor):
         have none). None takes an RBF kernel or a Matern
         kernel of nu 5/2, 3/2 or 1/2, whichever is likeliest, with one length scale a column.
     n_neighbors : int, default=20
-        H, of the rows before it that a row is given; all there are if that is fewer. Predictions
-        use twice as many of all rows, at least one, which fade with their distance; and as many
-        more of the rows of large weight, where others tell little.
+        H, of the earlier observations that each is conditioned on; all there are if that is fewer.
+        Predictions use twice as many of all observations, at least one, which fade with their
+        distance; and as many more of the observations of large weight, where others tell little.
     n_inducing : int or None, default=None
         m. They pay for smooth functions, and for more columns than neighbours can surround a point
-        in. None takes 400, or 4e7 / n of more than 100,000 rows, or all of fewer, which are the
-        exact process; and 0 where they do not make the targets likelier; unless the noise is
-        Gaussian, 100. More is lowered to the number of distinct rows, with a warning.
+        in. None takes 400, or 4e7 / n of more than 100,000 observations, or all of fewer, which are
+        the exact process; and 0 where they do not make the targets likelier; unless the noise is
+        Gaussian, 100. More is lowered to the number of distinct inputs, with a warning.
     ordering : {"auto", "maximin", "random"}, default="auto"
-        Order of the rows: each as far as can be from all before it, or at random, by
+        Order of the observations: each as far as can be from all before it, or at random, by
         ``random_state``. "auto" is "maximin" for up to 4 columns, where it is quick to find.
     likelihood : {"gaussian", "student_t", "poisson"} or instance, default="gaussian"
         Observation noise: "student_t" for targets with outliers, "poisson" for counts. An instance
@@ -79,17 +79,18 @@ class VecchiaGPRegressor(VecchiaMixin, LikelihoodGPRegressor):
     tol : float, default=1e-6
         Relative change of the likelihood at which a stage ends.
     batch_size : int, "auto" or None, default="auto"
-        Rows, at random, whose densities stand for those of all rows in the search; each is given
-        neighbours among all rows, or unless the noise is Gaussian among these. None takes all,
-        "auto" 10000, or 2000 unless the noise is Gaussian.
+        Observations, at random, whose densities stand for those of all observations in the search;
+        each is given neighbours among all observations, or unless the noise is Gaussian among
+        these. None takes all, "auto" 10000, or 2000 unless the noise is Gaussian.
     random_state : int, RandomState instance or None, default=None
     device : str or torch.device, default="auto"
         Of fit and predictions; "auto" is "cuda" where there is one and at least 500
-        rows, else "cpu".
+        observations, else "cpu".
     dtype : {"float64"}, default="float64"
     n_jobs : int or None, default=None
         Threads. None is one, but all that torch has for large matrix operations; a number is for
-        these, and from 2000 rows on for everything: -1, all processors, pays on an idle machine.
+        these, and from 2000 observations on for everything: -1, all processors, pays on an idle
+        machine.
     memory_budget : float or None, default=None
         Bytes that a fit or a prediction may take beyond the data and the model. None is 70% of
         what is free on the device. Less makes tiles smaller.
@@ -101,14 +102,13 @@ class VecchiaGPRegressor(VecchiaMixin, LikelihoodGPRegressor):
     kernel_ : Kernel
         With the hyper-parameters learned, noise included.
     n_neighbors_ : int
-        H, at most the number of distinct rows less one.
+        H, at most the number of distinct inputs less one.
     inducing_points_ : ndarray of shape (m, d)
     n_inducing_ : int
     ordering_ : {"maximin", "random"}
     log_marginal_likelihood_value_ : float
-        Of all rows under the approximation, in nats of the standardised targets, summed over
-        several.
-        Laplace's approximation unless the noise is Gaussian.
+        Of all observations under the approximation, in nats of the standardised targets, summed
+        over several. Laplace's approximation unless the noise is Gaussian.
     noise_variance_ : float or ndarray of shape (t,)
         In squared units of y; none for counts.
     likelihood_scale_ : float
@@ -118,8 +118,8 @@ class VecchiaGPRegressor(VecchiaMixin, LikelihoodGPRegressor):
     n_iter_ : int
         Evaluations of the search.
     history_ : dict of lists
-        "hyperparameters": log-density of a row, in nats; unless the noise is Gaussian "solve":
-        minus the log joint density at the steps towards the mode.
+        "hyperparameters": log-density per observation, in nats; unless the noise is Gaussian
+        "solve": minus the log joint density at the steps towards the mode.
     interrupted_ : bool
         Whether Ctrl-C stopped the fit.
     n_features_in_ : int
@@ -133,24 +133,24 @@ class VecchiaGPRegressor(VecchiaMixin, LikelihoodGPRegressor):
     VecchiaGPClassifier : The same for labels.
     SWSGPRegressor : Neighbours among inducing points; streams.
     DLMGPRegressor : Few inducing points and a variational posterior, of any likelihood.
-    QSGPRegressor : The exact GP of a few thousand rows, and its approximation by basis functions.
+    QSGPRegressor : The exact GP of a few thousand observations, and basis functions beyond.
 
     Notes
     -----
-    Rows of equal inputs are merged. Two rows of a prediction have the same joint distribution
-    whatever rows come with them. With H or m as many as the rows it is the exact GP, or Laplace's
-    approximation of it, at a higher cost.
+    Observations of equal inputs are merged. Two points of a prediction have the same joint
+    distribution whatever points come with them. With H or m as many as the observations it is
+    the exact GP, or Laplace's approximation of it, at a higher cost.
 
     With Gaussian noise y may be (n, t): targets share neighbours, kernel and noise, which has in
     each the same share of its variance, and are independent given these.
 
     A prediction of counts or with Student-t noise averages over a Gaussian posterior of f: mean the
-    mode, variances as of `VecchiaGPClassifier`, exact for up to some 2000 rows, else estimated
-    from 50 draws at the rows. Student-t noise has an observation far from f tell nothing of f: its
-    curvature, which is negative there, counts as 0 in the posterior covariance.
-    Unless the noise is Gaussian, f has at each row an independent part of variance 1e-6 besides, so
-    that no row tells more of f than that: standard deviations of counts of 1e5 are up to 6% too
-    great, of 1e6 up to a half.
+    mode, variances as of `VecchiaGPClassifier`, exact for up to some 2000 observations, else
+    estimated from 50 draws at the observations. Student-t noise has an observation far from f tell
+    nothing of f: its curvature, which is negative there, counts as 0 in the posterior covariance.
+    Unless the noise is Gaussian, f has at each observation an independent part of variance 1e-6
+    besides, so that no observation tells more of f than that: standard deviations of counts of 1e5
+    are up to 6% too great, of 1e6 up to a half.
 
     References
     ----------

@@ -23,58 +23,63 @@ from skgp.models.vecchia_laplace import fit_vecchia_classifier
 class VecchiaGPClassifier(ProjectedClassifierMixin, VecchiaMixin, BaseGPClassifier):
     r"""Gaussian process classification by Vecchia's approximation and Laplace's.
 
-    The prior density of the latent function at all rows is a product of densities, each given H of
-    the rows before it [1]_,
+    The prior density of the latent function at all observations is a product of densities, each
+    given H of the observations before it [1]_,
 
     .. math:: p(f) \approx \prod_i p(f_i \mid f_{N(i)}), \qquad N(i) \subset \{1 \dots i - 1\},
 
     of a process whose large scales m inducing points have taken out before [2]_; m = 0 is Vecchia's
-    own. The posterior is Laplace's approximation about the mode of f at all rows. A fit costs
+    own. The posterior is Laplace's approximation about the mode of f at all observations. A fit
+    costs
     :math:`O(n H^2 (H + m) + n m^2)` and some hundred products with sparse matrices of n H numbers.
 
-    Every row is a point of its own, as in label kriging and the dense classifier, and not one of
-    few hundred basis functions. Below some 2000 rows `GaussianProcessClassifier` is exact.
+    Every observation is a point of its own, as in label kriging and the dense classifier, and not
+    one of few hundred basis functions. Below some 2000 observations `GaussianProcessClassifier` is
+    exact.
 
     Parameters
     ----------
     kernel : sklearn.gaussian_process.kernels.Kernel or None, default=None
         Covariance of f, without WhiteKernel. None chooses among RBF and Matern kernels with one
-        length scale a column, or one for all components of a projection; up to 2500 rows labels
-        left out then correct amplitude and length scales.
+        length scale a column, or one for all components of a projection; up to 2500 observations
+        labels left out then correct amplitude and length scales.
     n_neighbors : int, default=20
-        H, of the rows before it that a row is given; all there are if that is fewer. Predictions
-        use twice as many of all rows, at least one, which fade with their distance.
+        H, of the earlier observations that each is conditioned on; all there are if that is fewer.
+        Predictions use twice as many of all observations, at least one, which fade with their
+        distance.
     n_inducing : int or None, default=None
-        m; 0 for none. None is 400, or the number of distinct rows if that is fewer, which makes the
-        prior exact. More is lowered to that number, with a warning.
+        m; 0 for none. None is 400, or the number of distinct inputs if that is fewer, which makes
+        the prior exact. More is lowered to that number, with a warning.
     ordering : {"auto", "maximin", "random"}, default="auto"
-        Order of the rows: each as far as can be from all before it, or at random, by
+        Order of the observations: each as far as can be from all before it, or at random, by
         ``random_state``. "auto" is "maximin" for up to 4 columns, where it is quick to find.
     likelihood : {"logit", "probit"}, default="logit"
         The link, which makes probabilities of f.
     projection : int, "auto" or None, default="auto"
         Principal components of X that the kernel sees in place of its columns, divided by their
-        standard deviations if rows are predicted better by their neighbours then. "auto" is 50 with
-        ``kernel=None`` and more than 50 columns, unless these predict labels held out better.
+        standard deviations if observations are predicted better by their neighbours then. "auto" is
+        50 with ``kernel=None`` and more than 50 columns, unless these predict labels held out
+        better.
     class_weight : dict, "balanced" or None, default=None
-        Weights of classes, which multiply those of rows.
+        Weights of classes, which multiply those of observations.
     optimizer : "auto" or None, default="auto"
         None keeps the kernel's hyper-parameters.
     max_iter : int, default=4
-        Iterations of L-BFGS-B, at most, by which the evidence of more than 2500 rows improves on
-        amplitude and common length scale of a dense GP on fewer.
+        Iterations of L-BFGS-B, at most, by which the evidence of more than 2500 observations
+        improves on amplitude and common length scale of a dense GP on fewer.
     tol : float, default=1e-3
         Relative change of the evidence at which they end; its estimates are no finer.
     batch_size : int or None, default=2000
-        Rows, at random, whose evidence that is. None takes all.
+        Observations, at random, whose evidence that is. None takes all.
     random_state : int, RandomState instance or None, default=None
     device : str or torch.device, default="auto"
         Of fit and predictions; "auto" is "cuda" where there is one and at least 500
-        rows, else "cpu". Sparse triangular systems are solved on the CPU.
+        observations, else "cpu". Sparse triangular systems are solved on the CPU.
     dtype : {"float64"}, default="float64"
     n_jobs : int or None, default=None
         Threads. None is one, but all that torch has for large matrix operations; a number is for
-        these, and from 2000 rows on for everything: -1, all processors, pays on an idle machine.
+        these, and from 2000 observations on for everything: -1, all processors, pays on an idle
+        machine.
     memory_budget : float or None, default=None
         Bytes that a fit or a prediction may take beyond the data and the model. None is 70% of
         what is free on the device. Less makes tiles smaller.
@@ -87,7 +92,7 @@ class VecchiaGPClassifier(ProjectedClassifierMixin, VecchiaMixin, BaseGPClassifi
     kernel_ : Kernel
         With the hyper-parameters learned.
     n_neighbors_ : int
-        H, at most the number of distinct rows less one.
+        H, at most the number of distinct inputs less one.
     inducing_points_ : ndarray of shape (m, d)
         In the coordinates of the projection, if there is one.
     n_inducing_ : int
@@ -95,18 +100,18 @@ class VecchiaGPClassifier(ProjectedClassifierMixin, VecchiaMixin, BaseGPClassifi
     offset_ : ndarray of shape (1,) or (n_classes,)
         Prior means of the latent functions, which predict the base rates.
     log_marginal_likelihood_value_ : float
-        Laplace's approximation, of all rows, in nats; summed over the classes beyond two.
+        Laplace's approximation, of all observations, in nats; summed over the classes beyond two.
     moderation_ : float
         Probabilities average over f with this factor of its posterior variance: that which
-        predicts rows left out one at a time.
+        predicts observations left out one at a time.
     coupling_ : float
         Of more than two classes :math:`\lambda` in :math:`P(k) \propto p_k (1 - p_k)^{-\lambda}`,
         chosen likewise; 0 of two.
     n_iter_ : int
         Evaluations of the search.
     history_ : dict of lists
-        "hyperparameters": log evidence of a row, in nats; "solve": minus the log joint density at
-        the steps towards the mode.
+        "hyperparameters": log evidence per observation, in nats; "solve": minus the log joint
+        density at the steps towards the mode.
     interrupted_ : bool
         Whether Ctrl-C stopped the fit.
     n_features_in_ : int
@@ -116,14 +121,14 @@ class VecchiaGPClassifier(ProjectedClassifierMixin, VecchiaMixin, BaseGPClassifi
     --------
     VecchiaGPRegressor : The same for quantities.
     SWSGPClassifier : Neighbours among inducing points; streams.
-    QSGPClassifier : Basis functions that every row uses, and Laplace's approximation.
+    QSGPClassifier : Basis functions that every observation uses, and Laplace's approximation.
 
     Notes
     -----
-    Rows of equal inputs and labels are merged. Posterior variances are exact for up to some 1700
-    rows of two classes, else estimated from 50 draws at the rows, which ``random_state`` decides:
-    predictions are the same for a row whatever rows come with it. With H or m as many as the rows
-    this is the dense classifier, at a higher cost.
+    Observations of equal inputs and labels are merged. Posterior variances are exact for up to some
+    1700 observations of two classes, else estimated from 50 draws at the observations, which
+    ``random_state`` decides: the prediction at a point is the same whatever points come with it.
+    With H or m as many as the observations this is the dense classifier, at a higher cost.
 
     References
     ----------
