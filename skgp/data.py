@@ -158,7 +158,7 @@ def random_rows(n: int, size: int, generator: torch.Generator) -> Tensor:
 def merge_replicates(
     X: np.ndarray, y: np.ndarray, sample_weight: np.ndarray | None, device: torch.device
 ) -> Data:
-    """Merge rows of equal inputs. ``O(n d log n)``; copies, so that X may be read-only.
+    """Merge observations of equal inputs. ``O(n d log n)``; copies, so that X may be read-only.
 
     Parameters
     ----------

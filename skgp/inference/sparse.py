@@ -330,10 +330,29 @@ def natural_gradients(
     max_iter: int = 10,
     tol: float = 1e-4,
 ) -> SparseState:
-    """The q(w) of the greatest ELBO, beta times the divergence in it, for fixed hyper-parameters.
+    """Maximise the ELBO in q(w) by natural gradients, for fixed hyper-parameters.
 
-    By the sites of :mod:`skgp.inference.natural`, from those of the state unless its q(w) is the
-    prior, until the means of f stand still. O(n M^2 c) a step.
+    Parameters
+    ----------
+    state : SparseState
+        Kernel and inducing points; its q(w) is the initial value, unless it is the prior.
+    data : Data
+    likelihood : Likelihood
+    beta : float, default=1.0
+        Factor of the KL divergence in the ELBO.
+    max_iter : int, default=10
+        Steps, at most.
+    tol : float, default=1e-4
+        Steps end when the posterior means of f move by no more.
+
+    Returns
+    -------
+    SparseState
+        The same kernel and inducing points with the q(w) found.
+
+    Notes
+    -----
+    The sites are those of :mod:`skgp.inference.natural`. O(n M^2 c) per step.
     """
     Phi, unexplained = whitened_features(state.kernel, data.X, state.Z)
     beta = max(beta, defaults.LEAST_SITE_BETA)

@@ -56,10 +56,16 @@ class EvidenceAt(NamedTuple):
 class ExactEvidence:
     """The log marginal likelihood of an expression with a top-level WhiteKernel; float64 data.
 
-    Of targets y (n, t), which share the kernel and the noise, the sum over them.
+    Parameters
+    ----------
+    kernel : sklearn kernel expression
+        Its WhiteKernel is a summand; a ValueError if there is none.
+    data : Data
+        Of targets y (n, t), which share the kernel and the noise, values are sums over them.
 
-    An evaluation takes ``n^3`` multiplications and O(n^2 d) more, and holds five n x n matrices. A
-    ValueError if the kernel has no noise.
+    Notes
+    -----
+    An evaluation takes ``n^3`` multiplications and O(n^2 d) more, and holds five n x n matrices.
     """
 
     def __init__(self, kernel, data: Data) -> None:

@@ -41,10 +41,10 @@ _ROUNDING = 2.0**-43  # mathematical: of times, relative to their span, with dig
 
 @dataclass(frozen=True)
 class Series:
-    """Rows in the order of their times."""
+    """Observations in the order of their times."""
 
     times: Tensor  # (m,) distinct, rising, float64
-    index: Tensor | None  # (n,) the time of each row, rising; None where m = n
+    index: Tensor | None  # (n,) the time of each of y, rising; None where m = n
     y: Tensor  # (n,)
     weight: Tensor | None = None  # (n,) of the likelihood; None for 1
     breaks: Tensor | None = None  # (k,) where among the times an independent stretch begins
@@ -156,7 +156,23 @@ class Series:
 def make_series(
     x: Tensor, y: Tensor, weight: Tensor | None = None, log_exposure: Tensor | None = None
 ) -> Series:
-    """Sort rows (n,) with finite times by time, and find equal times. O(n log n); of copies."""
+    """Sort observations by time, and find equal times. O(n log n); of copies.
+
+    Parameters
+    ----------
+    x : Tensor of shape (n,)
+        Finite times, in any order.
+    y : Tensor of shape (n,)
+    weight : Tensor of shape (n,), optional
+        Likelihood weights; 1 by default.
+    log_exposure : Tensor of shape (n,), optional
+        Of counts.
+
+    Returns
+    -------
+    Series
+        Of the m distinct times.
+    """
     x = x.double()
     x, order = x.sort(stable=True)
     columns = (None if c is None else c[order] for c in (weight, log_exposure))

@@ -244,15 +244,35 @@ def fit_sites(
     base: tuple[Tensor, Tensor] | None = None,
     **options: Any,
 ) -> SiteFit:
-    """Find the Gaussian process nearest to the posterior, for fixed hyper-parameters.
+    """Find the Gaussian process of the greatest ELBO, for fixed hyper-parameters.
 
-    O(m d^3 + n) a sweep, for d states. Labels and counts take about five sweeps where times are
+    Parameters
+    ----------
+    dynamics : Dynamics
+        The kernel: ``skgp.kernels.state_space(kernel).at()``.
+    series : Series
+        Of m distinct times, see :func:`.make_series`.
+    likelihood : Likelihood
+        The same for all observations: its parameters are scalars.
+    offset : float, default=0.0
+        Prior mean of f.
+    base : tuple of Tensor of shape (m,), optional
+        Fixed sites besides those sought, such as those of earlier observations.
+    **options
+        ``start`` (initial sites), ``max_iter=50`` (evaluations), ``tol=1e-6`` (expected gain in
+        nats per observation below which the search ends) and ``callback``.
+
+    Returns
+    -------
+    SiteFit
+        ``beta`` and ``weight`` (m,), the sites; ``elbo``, in nats; ``posterior``, with ``mean`` and
+        ``var`` (m,) of f less its prior mean, and ``parameter_gradient`` (q,): that of log Z with
+        all sites held.
+
+    Notes
+    -----
+    O(m d^3 + n) per sweep, for d states. Labels and counts take about five sweeps where times are
     dense and ten where they are sparse; prior variances of 100 may take 50.
-
-    `likelihood` takes all rows alike: its parameters are scalars. `offset` is the prior mean of f;
-    `base` are sites (m,), (m,) that stand besides those sought, such as what rows of the past have
-    left; `options` are those of `climb`. The posterior found has ``mean`` and ``var`` (m,) of f
-    less its prior mean, and ``parameter_gradient`` (q,): of log Z with all sites held.
     """
     return climb(_ExactBound(dynamics, series, likelihood, offset, base), **options)
 
