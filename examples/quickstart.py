@@ -181,7 +181,7 @@ def report(model: QSGPRegressor, X: np.ndarray, y: np.ndarray, y_train: np.ndarr
     plain_nlpd = 0.5 * np.log(2 * np.pi * std**2) + 0.5 * np.mean((y - mean) ** 2) / std**2
     print(f"solver                    {model.solver_}, basis {model.basis_}")
     print(f"RMSE                      {rmse:.4g}   (of the mean alone {plain_rmse:.4g})")
-    print(f"NLPD, nats an observation {nlpd:.4g}   (of one normal distribution {plain_nlpd:.4g})")
+    print(f"NLPD, nats per point      {nlpd:.4g}   (of one normal distribution {plain_nlpd:.4g})")
     print(f"coverage of 95% intervals {np.mean((lower <= y) & (y <= upper)):.1%}")
 
 

@@ -74,9 +74,9 @@ def evaluate(models, target):
     return found
 
 
-print("Regression: R2, and nats an observation")
+print("Regression: R2, and nats per observation")
 numbers = evaluate(regressors, y)
-print("Classification: accuracy, and nats an observation")
+print("Classification: accuracy, and nats per observation")
 classes = evaluate(classifiers, high)
 
 figure, axes = plt.subplots(2, 1, figsize=(8, 6), layout="constrained")
@@ -84,5 +84,5 @@ for axis, found, title in ((axes[0], numbers, "regression"), (axes[1], classes, 
     axis.plot([values[1] for values in found.values()], list(found), "o")
     axis.grid(axis="y", alpha=0.3)
     axis.invert_yaxis()
-    axis.set(title=title, xlabel="NLPD (nats an observation; less is better)")
+    axis.set(title=title, xlabel="NLPD (nats per observation; less is better)")
 plt.show()

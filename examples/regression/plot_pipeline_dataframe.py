@@ -46,7 +46,7 @@ model = make_pipeline(columns, QSGPRegressor(random_state=0)).set_output(transfo
 densities = cross_val_score(model, train, y_train, cv=3, scoring=log_predictive_density_scorer)
 model.fit(train, y_train)
 low, high = model[-1].predict_interval(model[:-1].transform(test), coverage=0.9)
-print("nats an observation, three folds:", densities.round(2))
+print("nats per observation, three folds:", densities.round(2))
 print("R2:", round(model.score(test, y_test), 3))
 print("inside 90% intervals:", np.mean((low <= y_test) & (y_test <= high)).round(3))
 print(model[-1].feature_names_in_)

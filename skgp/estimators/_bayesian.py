@@ -92,6 +92,7 @@ class BayesianGPRegressor(BaseGPRegressor):
     normalize_y : bool, default=True
         Centre and scale the targets; ``kernel_`` is then in units of the scaled target.
     random_state : int, RandomState instance or None, default=None
+        Seed of whatever a fit draws; an int makes fits repeatable.
     device : str or torch.device, default="auto"
         "auto" is "cuda" where there is one and at least 500
         observations, else "cpu".
@@ -106,7 +107,7 @@ class BayesianGPRegressor(BaseGPRegressor):
         what is free on the device. Less makes tiles smaller and computes anew what was kept; what
         cannot fit is refused before it begins.
     verbose : int, default=0
-        1 prints a line a stage, 2 a line an iteration.
+        1 prints one line per stage, 2 one per iteration.
 
     Attributes
     ----------

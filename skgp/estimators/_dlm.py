@@ -100,6 +100,7 @@ class DLMGPRegressor(SparseGPMixin, LikelihoodGPRegressor, StreamingGPRegressor)
     validation_fraction : float, default=0.1
         Of the observations to hold out, at most 4000.
     random_state : int, RandomState instance or None, default=None
+        Seed of whatever a fit draws; an int makes fits repeatable.
     device : str or torch.device, default="auto"
         Of the fit and its predictions; "auto" is "cuda" where there is one and at least 500
         observations, else "cpu".
@@ -114,7 +115,7 @@ class DLMGPRegressor(SparseGPMixin, LikelihoodGPRegressor, StreamingGPRegressor)
         what is free on the device. Less makes tiles smaller and computes anew what was kept; what
         cannot fit is refused before it begins.
     verbose : int, default=0
-        1 prints a line a stage, 2 a line an iteration.
+        1 prints one line per stage, 2 one per iteration.
 
     Attributes
     ----------

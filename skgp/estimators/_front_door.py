@@ -10,6 +10,7 @@ from sklearn.base import clone
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel, Kernel, WhiteKernel
 
 from skgp.estimators._kernels import noise_on_top
+from skgp.estimators._predictive import is_constant
 from skgp.estimators.defaults import EXACT_ROWS, MANY_PLACES, NOISE_BOUNDS, PLACES
 from skgp.kernels.expression import split_noise
 from skgp.kernels.scales import inverse_length_scales
@@ -125,8 +126,9 @@ def regressor_of(estimator: Any, y: np.ndarray, alpha: float) -> tuple[Any, floa
     Its noise is the sum of `alpha` and of the kernel's WhiteKernel, within bounds moved likewise.
     """
     kernel = None if estimator.kernel is None else noise_on_top(clone(estimator.kernel))
-    std, least = float(y.std(axis=0).max()), 10 * np.finfo(float).eps * float(np.abs(y).max())
-    scale = 1.0 if estimator.normalize_y or std <= least else std
+    std = y.std(axis=0)
+    std = float(np.where(is_constant(std, y), 0.0, std).max())
+    scale = 1.0 if estimator.normalize_y or std == 0 else std
     noise = noise_of_alpha(alpha, scale) if estimator.likelihood == "gaussian" else 0.0
     if noise:
         kernel = ConstantKernel() * RBF() if kernel is None else kernel

@@ -64,6 +64,7 @@ class GaussianProcessClassifier(CallbackSupportMixin, ClassifierMixin, BaseEstim
     likelihood : {"logit", "probit"}, default="logit"
         The sigmoid that makes probabilities of the latent function.
     random_state : int, RandomState instance or None, default=None
+        Seed of the further starts, and of whatever another method draws.
     device : str or torch.device, default="auto"
         Of the fit; "auto" is "cuda" where there is one and at least 500
         observations, else "cpu".
@@ -73,7 +74,7 @@ class GaussianProcessClassifier(CallbackSupportMixin, ClassifierMixin, BaseEstim
         Bytes that a fit or a prediction may take beyond the data and the model. None is 70% of
         what is free on the device. What cannot fit is refused before it begins.
     verbose : int, default=0
-        1 prints a line a stage, 2 a line an iteration.
+        1 prints one line per stage, 2 one per iteration.
 
     Attributes
     ----------

@@ -24,6 +24,7 @@ from skgp.estimators._fitting import FitSession, fit_context, fit_session
 from skgp.estimators._front_door import choose_method, regressor_of
 from skgp.estimators._gpr_prediction import RegressorPredictions
 from skgp.estimators._parameters import Interval, StrOptions, options, warn_of_idle_options
+from skgp.estimators._predictive import is_constant
 from skgp.inference.dense import condition
 from skgp.kernels.training import training_gram
 from skgp.learning.evidence import TargetsEvidence
@@ -75,6 +76,7 @@ class GaussianProcessRegressor(
         Observation noise; others than "gaussian" are not "exact": "laplace" (outliers) is "qsgp",
         "student_t" (outliers) and "poisson" (counts) are "state_space" or "neighbors".
     random_state : int, RandomState instance or None, default=None
+        Seed of the further starts, and of whatever another method draws.
     device : str or torch.device, default="auto"
         Of the fit; "auto" is "cuda" where there is one and at least 500
         observations, else "cpu".
@@ -84,7 +86,7 @@ class GaussianProcessRegressor(
         Bytes that a fit or a prediction may take beyond the data and the model. None is 70% of
         what is free on the device. What cannot fit is refused before it begins.
     verbose : int, default=0
-        1 prints a line a stage, 2 a line an iteration.
+        1 prints one line per stage, 2 one per iteration.
 
     Attributes
     ----------
@@ -240,11 +242,11 @@ class GaussianProcessRegressor(
         self.y_train_ = np.copy(y) if self.copy_X_train else y
         Y = np.asarray(y, dtype=float).reshape(len(y), -1)
         gram = training_gram(kernel, self.X_train_, device)
-        evidence = TargetsEvidence(gram, Y, alpha)
-        theta = kernel.theta
-        if self.optimizer is None or kernel.n_dims == 0:
-            least = evidence_or_infinity(evidence, theta)[0]
-        else:
+        # A target without a scale tells nothing of the others' noise.
+        scaled = Y[:, Y.any(axis=0)] if self.normalize_y and Y.any() else Y
+        theta, least = kernel.theta, None
+        if self.optimizer is not None and kernel.n_dims:
+            evidence = TargetsEvidence(gram, scaled, alpha)
             starts = theta_starts(kernel, self.n_restarts_optimizer, self.random_state)
             with session.stage("hyperparameters") as callback:
                 count = itertools.count(1)
@@ -259,6 +261,8 @@ class GaussianProcessRegressor(
                 )
             kernel.theta = theta
             kernel._check_bounds_params()
+        if least is None or scaled.shape != Y.shape:
+            least = evidence_or_infinity(TargetsEvidence(gram, Y, alpha), theta)[0]
         self.log_marginal_likelihood_value_ = -np.float64(least)
         try:
             try:
@@ -277,14 +281,18 @@ class GaussianProcessRegressor(
         self.kernel_, self._alpha = kernel, float(alpha) if np.ndim(alpha) == 0 else 0.0
 
     def _standardised(self, y: np.ndarray) -> np.ndarray:
-        """Set mean and scale of y (n,) or (n, t), each () or (t,), and return what is scaled."""
+        """Set mean and scale of y (n,) or (n, t), each () or (t,), and return what is scaled.
+
+        Scaled targets that are constant are 0.
+        """
         self._y_train_mean, self._y_train_std = np.zeros(y.shape[1:]), np.ones(y.shape[1:])
         if not self.normalize_y:
             return y
-        std, least = y.std(axis=0), 10 * np.finfo(float).eps * np.abs(y).max(axis=0)
+        std = y.std(axis=0)
+        constant = is_constant(std, y)
         self._y_train_mean = y.mean(axis=0)
-        self._y_train_std = np.where(std <= least, 1.0, std)
-        return (y - self._y_train_mean) / self._y_train_std
+        self._y_train_std = np.where(constant, 1.0, std)
+        return np.where(constant, 0.0, (y - self._y_train_mean) / self._y_train_std)
 
     def _fit_estimator(
         self, X: np.ndarray, y: np.ndarray, alpha: float | np.ndarray, session: FitSession

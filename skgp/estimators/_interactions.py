@@ -40,7 +40,7 @@ def warn_of_interactions(
         kind = "Classifier" if is_classifier(estimator) else "Regressor"
         warn_caller(
             f"Columns {first} and {second} of X act together: the model is a sum of functions of "
-            f"one column each, and a function of both promises {gain:.2g} nats an observation "
+            f"one column each, and a function of both promises {gain:.2g} nats per observation "
             f"more. Use skgp.SWSGP{kind} or skgp.GaussianProcess{kind}, whose kernels take all "
             "columns."
         )

@@ -263,8 +263,17 @@ def _by_blocks(block: Callable[[slice], np.ndarray], n: int) -> np.ndarray:
 
 
 def is_constant(scale: Any, y: np.ndarray) -> Any:
-    """Tell whether standard deviations of y, () or (t,), are 0 up to the rounding of its mean."""
-    return scale <= 10 * np.finfo(np.float64).eps * np.abs(y).max(axis=0)
+    """Tell whether targets y (n,) or (n, t) vary by no more than rounding, theirs or their mean's.
+
+    `scale`, their standard deviations, tells less: the mean of n equal numbers errs by up to n eps.
+    """
+    least = rounding_of(np.abs(y).max(axis=0))
+    return (scale <= least) | (np.ptp(y, axis=0) <= least)
+
+
+def rounding_of(largest: Any) -> Any:
+    """What numbers of some magnitude may differ by and count as equal."""
+    return 10 * np.finfo(np.float64).eps * largest
 
 
 def of_targets(spread: np.ndarray, scale: Any) -> np.ndarray:

@@ -20,7 +20,7 @@ from skgp.estimators._blocks import (
     some_of,
 )
 from skgp.estimators._functions import LatentFunction
-from skgp.estimators._predictive import is_constant, with_axes
+from skgp.estimators._predictive import is_constant, rounding_of, with_axes
 from skgp.estimators._validation import (
     check_counts,
     check_exposure,
@@ -73,7 +73,7 @@ class RegressionData(LatentFunction):
         self.y_mean_, self.y_scale_ = 0.0, 1.0
         if self.normalize_y and self._is_additive:
             self.y_mean_, scale = moments.mean, (moments.scatter / moments.weight) ** 0.5
-            if is_constant(scale, np.array([moments.largest_target])):
+            if scale <= rounding_of(moments.largest_target):
                 scale = 1.0
             elif self._has_heavy_tails:  # a pass over all would tell no more
                 self.y_mean_, scale = robust_location_scale(some.y, some.weight)

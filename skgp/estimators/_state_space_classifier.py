@@ -59,7 +59,7 @@ class StateSpaceGPClassifier(StateSpaceMixin, StreamingGPClassifier):
     max_iter : int, default=100
         Iterations of the search of hyper-parameters.
     tol : float, default=1e-7
-        Gain of evidence in an iteration, in nats an observation, below which to stop. With less
+        Gain of evidence in an iteration, in nats per observation, below which to stop. With less
         than 0.001 nats in all it stops in any case.
     warm_start : bool, default=False
         Start from the kernel of the last fit. Another kernel, likelihood, number of columns or set
@@ -80,7 +80,7 @@ class StateSpaceGPClassifier(StateSpaceMixin, StreamingGPClassifier):
         what is free on the device. Less makes tiles smaller and computes anew what was kept; what
         cannot fit is refused before it begins.
     verbose : int, default=0
-        1 prints a line a stage, 2 a line an iteration.
+        1 prints one line per stage, 2 one per iteration.
 
     Attributes
     ----------

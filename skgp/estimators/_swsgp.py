@@ -139,6 +139,7 @@ class SWSGPRegressor(SWSGPMixin, LikelihoodGPRegressor, StreamingGPRegressor):
         observations. q learns from all observations afterwards. Below 100 observations none are
         held out.
     random_state : int, RandomState instance or None, default=None
+        Seed of whatever a fit draws; an int makes fits repeatable.
     device : str or torch.device, default="auto"
         Of fit and predictions; "auto" is "cuda" where there is one and at least 500
         observations, else "cpu".
@@ -153,7 +154,7 @@ class SWSGPRegressor(SWSGPMixin, LikelihoodGPRegressor, StreamingGPRegressor):
         what is free on the device. Less makes tiles smaller and computes anew what was kept; what
         cannot fit is refused before it begins.
     verbose : int, default=0
-        1 prints a line a stage, 2 a line an iteration.
+        1 prints one line per stage, 2 one per iteration.
 
     Attributes
     ----------

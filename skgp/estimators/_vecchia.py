@@ -83,6 +83,7 @@ class VecchiaGPRegressor(VecchiaMixin, LikelihoodGPRegressor):
         each is given neighbours among all observations, or unless the noise is Gaussian among
         these. None takes all, "auto" 10000, or 2000 unless the noise is Gaussian.
     random_state : int, RandomState instance or None, default=None
+        Seed of whatever a fit draws; an int makes fits repeatable.
     device : str or torch.device, default="auto"
         Of fit and predictions; "auto" is "cuda" where there is one and at least 500
         observations, else "cpu".
@@ -95,7 +96,7 @@ class VecchiaGPRegressor(VecchiaMixin, LikelihoodGPRegressor):
         Bytes that a fit or a prediction may take beyond the data and the model. None is 70% of
         what is free on the device. Less makes tiles smaller.
     verbose : int, default=0
-        1 prints a line a stage, 2 a line an iteration.
+        1 prints one line per stage, 2 one per iteration.
 
     Attributes
     ----------

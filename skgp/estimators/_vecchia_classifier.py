@@ -72,6 +72,7 @@ class VecchiaGPClassifier(ProjectedClassifierMixin, VecchiaMixin, BaseGPClassifi
     batch_size : int or None, default=2000
         Observations, at random, whose evidence that is. None takes all.
     random_state : int, RandomState instance or None, default=None
+        Seed of whatever a fit draws; an int makes fits repeatable.
     device : str or torch.device, default="auto"
         Of fit and predictions; "auto" is "cuda" where there is one and at least 500
         observations, else "cpu". Sparse triangular systems are solved on the CPU.
@@ -84,7 +85,7 @@ class VecchiaGPClassifier(ProjectedClassifierMixin, VecchiaMixin, BaseGPClassifi
         Bytes that a fit or a prediction may take beyond the data and the model. None is 70% of
         what is free on the device. Less makes tiles smaller.
     verbose : int, default=0
-        1 prints a line a stage, 2 a line an iteration.
+        1 prints one line per stage, 2 one per iteration.
 
     Attributes
     ----------

@@ -238,7 +238,7 @@ ENTRIES = 2**18
 CROWDED = 64
 
 # ---- state space, sites of rows that come later, which are never looked at again
-#: Passes of the search, and its least gain in nats an observation.
+#: Passes of the search, and its least gain in nats per observation.
 ADDED_ITER, ADDED_TOL = 50, 1e-10
 
 # ---- state space, additive models

@@ -54,7 +54,7 @@ SERIES_START_ROWS = 200
 LATENT_START_ROWS = 300
 #: Of numbers that stand for f (latent_numbers.py): noise to begin with and its bounds, relative to
 #: their variance; and, of their precisions, how near the prior mean they are taken. Of 0 to 16, at
-#: mean counts of .3, 1 and 3, 16 cost at most .004 nats an observation against equal precisions,
+#: mean counts of .3, 1 and 3, 16 cost at most .004 nats per observation against equal precisions,
 #: 1 up to .02; from 100 on none differs.
 NUMBERS_NOISE, NUMBERS_NOISE_BOUNDS, NUMBERS_SHRUNK = 0.1, (1e-8, 1e1), 16.0
 # Numbers of the covariances of observations that are scored together: 32 MB each.
@@ -253,7 +253,7 @@ that gained by more predicted others better (digits .262 -> .170 and .078 -> .03
 MODERATIONS = (0.0, 1 / 16, 1 / 4, 1.0)
 """Factors of the latent variance to choose among. In eighteen problems (59 to 900 observations of
 nine data sets trained on, others judged by) the loss of 1/16 exceeded the least of these and 1/64
-by .010 nats an observation on average, that of 0 by .012, of 1/4 by .040, of 1 by .14."""
+by .010 nats per observation on average, that of 0 by .012, of 1/4 by .040, of 1 by .14."""
 
 FEW_ROWS_MODERATION = 1 / 16
 """Where no observation can be left out that the hyper-parameters have not seen."""
@@ -347,7 +347,7 @@ VECCHIA_INDUCING, VECCHIA_GREEDY_ROWS = 400, 4_000
 #: Entries of their features, at most, where they are the default: 400 points of 100,000 rows, 40 of
 #: a million, .3 GB. Those of satellite_temps take 78 s beside the 11 of the search, on a busy core.
 VECCHIA_FEATURES = 40_000_000
-#: Gain, in nats an observation, below which none are taken: white noise gains .0005 by chance, the
+#: Gain, in nats per observation, below which none are taken: white noise gains .0005 by chance, the
 #: functions above .01 to .07.
 VECCHIA_GAIN = 1e-3
 #: Change of a log hyper-parameter in a stage below which no other follows.

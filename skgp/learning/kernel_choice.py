@@ -85,7 +85,7 @@ class Choice:
 
     family: Family
     theta: np.ndarray  # (n_theta,)
-    loss: float  # minus the penalised log evidence, in nats an observation
+    loss: float  # minus the penalised log evidence, in nats per observation
     groups: np.ndarray  # (n_theta,), int: which elements of theta moved together
 
     @property
@@ -105,7 +105,7 @@ def choose_kernel(
     """Choose a family and a structure of length scales.
 
     The expression, raised by the factor of the module docstring, and the history: the objective in
-    nats an observation, one value an evaluation. ``callback(evaluation, {"loss": float})`` ends the
+    nats per observation, one per evaluation. ``callback(evaluation, {"loss": float})`` ends the
     search with the best so far by True. The generator draws the rows of the comparison, of more
     than ``screen_rows``.
 

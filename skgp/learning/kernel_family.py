@@ -48,7 +48,7 @@ class ChoiceSettings:
     small_sample: float = 6.0
     #: Columns beyond which no more than `screen_rows` observations have no separate scales.
     max_separate: int = 300
-    #: Gain in nats an observation over pure noise below which a search begins elsewhere, too.
+    #: Gain in nats per observation over pure noise below which a search begins elsewhere, too.
     weak: float = 0.05
     #: Nats an observation behind the best, of shared scales, within which a family is fitted with
     #: separate ones: of Branin's function the smoothest is .2 behind, and .8 ahead with these.
@@ -115,13 +115,13 @@ class Family:
         return loss, gradient, at
 
     def __call__(self, theta: np.ndarray) -> tuple[float, np.ndarray]:
-        """Loss and gradient, in nats an observation."""
+        """Loss and gradient, in nats per observation."""
         loss, gradient, _ = self.at(theta)
         return loss / self.total, gradient / self.total
 
     @property
     def of_pure_noise(self) -> float:
-        """Loss of a constant, in nats an observation."""
+        """Loss of a constant, in nats per observation."""
         return 0.5 * (math.log(2 * math.pi * self.variance) + 1)
 
 
@@ -165,7 +165,7 @@ def leave_one_out(
 
 
 def inverse_hessian(family: Family, theta: np.ndarray, groups: np.ndarray) -> np.ndarray:
-    """About that of the loss, in nats an observation, of moves of the groups, (n_groups,) squared.
+    """About that of the loss, in nats per observation, of moves of the groups, (n_groups,) squared.
 
     An evaluation for each group, and one.
     """

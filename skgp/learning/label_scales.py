@@ -72,7 +72,7 @@ def rescale_few(
     normal prior about the kernel, without which the amplitude has no end where a plane separates
     labels. By `rows` the kernel found is judged: None unless it is better by more than two standard
     errors, as the best of some dozen is by luck. Some dozen fits of ``O(c n^3)`` to few. The
-    callback is told the number of kernels tried and their loss in nats an observation; True ends
+    callback is told the number of kernels tried and their loss in nats per observation; True ends
     the search with the best so far.
     """
     recorder = StopRecorder(callback)

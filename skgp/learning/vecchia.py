@@ -277,7 +277,7 @@ def fit_joint_likelihood(
     """Learn the hyper-parameters of one kernel, or of the best of several, with WhiteKernels.
 
     `data` are float64, in the order of the approximation, of about zero mean and unit variance. The
-    callback is called with (evaluation, {"loss": nats an observation}); True ends the search with
+    callback is called with (evaluation, {"loss": nats per observation}); True ends the search with
     what it has.
     """
     exact = SearchSettings()

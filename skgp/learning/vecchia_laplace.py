@@ -181,7 +181,7 @@ def fit_latent_likelihood(
     """Learn the hyper-parameters of one kernel, or of the best of several, from labels.
 
     `data` are float64, in the order of the approximation, y (n, c) of -1 and 1. The callback is
-    called with (evaluation, {"loss": nats an observation}); True ends the search with what it has.
+    called with (evaluation, {"loss": nats per observation}); True ends the search with what it has.
     Where the dense approximation decides alone, amplitude and length scales are those by which it
     predicts labels left out best, if the settings say so (:mod:`skgp.learning.label_scales`).
     """

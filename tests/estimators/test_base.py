@@ -93,6 +93,13 @@ def test_is_constant_judges_relative_to_the_values(y, constant):
     assert is_constant(y.std(), y) is np.bool_(constant)
 
 
+def test_is_constant_allows_for_the_rounding_of_a_mean():
+    y = np.full((2500, 2), 3.7)
+    y[0, 1] += 1e-9
+    assert y.std(axis=0)[0] > 1e-14
+    np.testing.assert_array_equal(is_constant(y.std(axis=0), y), [True, False])
+
+
 def test_resolve_device_auto_finds_one():
     expected = "cuda" if torch.cuda.is_available() else "cpu"
     assert resolve_device("auto").type == expected

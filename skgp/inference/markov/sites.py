@@ -143,7 +143,7 @@ def climb(
     *,
     start: tuple[Tensor, Tensor] | None = None,  # sites (m,), (m,) to begin with
     max_iter: int = 50,  # evaluations, at least 1
-    tol: float = 1e-6,  # expected gain, in nats an observation, below which the search ends
+    tol: float = 1e-6,  # expected gain, in nats per observation, below which the search ends
     callback: Callback | None = None,  # told "loss", minus the ELBO, and "step" after a rise
 ) -> SiteFit:
     """Maximise an ELBO by natural-gradient steps, and return the highest found.

@@ -9,7 +9,7 @@ LOCAL_RATE_SHARES = {"mean": 10.0, "spread": 10.0, "theta": 1.0, "likelihood": 1
 FALLING = 0.5
 #: Steps between two searches for active points, where the kernel or Z moves, and two reports.
 REFRESH_EVERY, REPORT_EVERY = 50, 10
-#: Of the search for a plateau: steps compared, and nats an observation that count as nothing.
+#: Of the search for a plateau: steps compared, and nats per observation that count as nothing.
 PLATEAU_WINDOW, PLATEAU_GAIN = 100, 2e-3
 #: Steps of Algorithm 1 at most, and of a polish.
 MOST_ITER, POLISH_ITER = 6000, 400

@@ -130,7 +130,7 @@ def fit_minibatch(
     r"""Learn q(u), and what `objective` lets free, from minibatches.
 
     With `settle` the rate falls over half as many steps as it was kept for, at most `max_iter` in
-    all. The history is minus the estimated bound of each step, in nats an observation; the
+    all. The history is minus the estimated bound of each step, in nats per observation; the
     callback hears of the mean since the last call. A NonFiniteLossError refuses a bound or gradient
     that is not finite.
 
@@ -205,7 +205,7 @@ class LocalCoordinates(Coordinates):
 
 
 class _MinibatchLoss:
-    """Minus the bound estimated from a new minibatch, in nats an observation."""
+    """Minus the bound estimated from a new minibatch, in nats per observation."""
 
     def __init__(
         self,

@@ -243,7 +243,7 @@ def settle(
     tol: float,
     callback: Callback,
 ) -> Search | None:
-    """`scored_climb` from near the maximum, to `tol` nats an observation."""
+    """`scored_climb` from near the maximum, to `tol` nats per observation."""
     options: dict[str, Any] = {"tol": tol * objective.total, "max_evaluations": max_iter}
     found = scored_climb(
         component, objective, likelihood, parameters, callback=callback, options=options

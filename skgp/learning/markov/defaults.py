@@ -98,7 +98,7 @@ FEW_ADDITIVE_ROWS = 3000
 #: alone where there is little.
 PRIOR_LOG_SD, PRIOR_START_NOISE = 1.0, 0.1
 #: Rows on which interactions that an additive model leaves out are looked for, entries of all pairs
-#: of columns together, and the nats an observation of which it warns. Of sums, steps, lines and
+#: of columns together, and the nats per observation of which it warns. Of sums, steps, lines and
 #: noise in 3 and 8 columns (96 fits of 60 to 1000 rows) the most is 4.6 nats, .05 an observation of
 #: 60 rows; products, sines of sums and sums with a product have 10 nats and more from 200 rows on,
 #: .06 to 1.9 an observation. Of labels of some products no component is left to tell by.

@@ -46,7 +46,7 @@ def rows_to_look_at(data: Data, n_components: int) -> Data:
 def missed_interaction(
     kernels: Sequence[Any], data: Data, mean: Tensor, offset: float, likelihood: Likelihood
 ) -> tuple[int, int, float] | None:
-    """Two components that act together, and the nats an observation that this promises, if any.
+    """Two components that act together, and the nats per observation that this promises, if any.
 
     The data are few, of X (m, d) and y (m,), the posterior mean of f is (m,), and the kernels are
     of the components, each on its column of X. O(c m^3 + c^2 m^2).

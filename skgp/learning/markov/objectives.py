@@ -67,7 +67,7 @@ class Evaluation:
 class Objective(Protocol):
     """The evidence of data as a function of their dynamics and their likelihood.
 
-    An ELBO is good to about `tol` nats an observation, where the objective heeds it.
+    An ELBO is good to about `tol` nats per observation, where the objective heeds it.
     """
 
     total: float  # number of observations, or the sum of their weights

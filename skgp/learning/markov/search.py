@@ -65,7 +65,7 @@ def maximise(
     max_iter : int, default=100
         0 evaluates only.
     tol : float, default=1e-7
-        Least gain of an iteration, in nats an observation.
+        Least gain of an iteration, in nats per observation.
     callback : callable, optional
     **options
         ``knots``, ``learn_knots``, ``amplitudes`` and ``prior`` of `Climb`.

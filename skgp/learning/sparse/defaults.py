@@ -23,7 +23,7 @@ FEW_STEPS = 3  # of natural gradients with few rows
 WIDTHS = (1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0)
 LESS_NOISE = (1.0, 0.3, 0.1, 0.03, 0.01, 0.003)
 GRID_ROWS = 4000
-# More inducing points: rows to learn q from and to judge it by; nats an observation that pay.
+# More inducing points: rows to learn q from and to judge it by; nats per observation that pay.
 MAX_SIZE_ROWS, POINTS_WORTH = 20_000, 0.02
 # Means after minibatches, both from the simplest: ridges in units of the one that the ELBO prefers,
 # and shares of least squares.
