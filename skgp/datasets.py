@@ -251,7 +251,7 @@ def make_counts(
     mean : float, default=5.0
         Rate where f is 0.
     dispersion : float, default=2.0
-        The shape r of the Gamma law; ``float("inf")`` gives Poisson counts.
+        The shape r of the Gamma distribution; ``float("inf")`` gives Poisson counts.
     length_scale : float, default=0.5
         Length-scale of f, in the units of X.
     n_basis : int, default=500

@@ -73,7 +73,7 @@ class DLMGPRegressor(SparseGPMixin, LikelihoodGPRegressor, StreamingGPRegressor)
     n_gradient_samples : int, default=10
         Samples per observation and step of the last three.
     degrees_of_freedom : float or "auto", default="auto"
-        Of "student_t"; "auto" learns them, a Gamma law of mode 4 their prior.
+        Of "student_t"; "auto" learns them, with a Gamma prior of mode 4.
     optimizer : "auto" or None, default="auto"
         None keeps the kernel's hyper-parameters and the points.
     normalize_y : bool, default=True

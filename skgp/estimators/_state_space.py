@@ -55,7 +55,7 @@ class StateSpaceGPRegressor(StateSpaceMixin, LikelihoodGPRegressor, StreamingGPR
         `LocalLinearTrend` with a level that wanders where a process that returns to a mean does not
         explain more; where both are likely, predictions are averaged over the two. Of 4 to 39 times
         predictions are averaged over whether a straight line lies beneath the process, by the
-        evidence. Of five observations a hyper-parameter or fewer, and without a trend, it has the
+        evidence. With five observations per hyper-parameter or fewer and no trend, it has the
         priors of `BayesianGPRegressor`, and predictions are averaged over Laplace's approximation
         of their posterior. With several columns: a kernel of which each column gets a copy, or a
         sum of `skgp.kernels.ActiveDims` of one column each; None for a Matern 3/2 each, with a
@@ -94,7 +94,7 @@ class StateSpaceGPRegressor(StateSpaceMixin, LikelihoodGPRegressor, StreamingGPR
     link : {"exp", "softplus"}, default="exp"
         Of "poisson": the rate is exp(f) or log(1 + exp(f)). Other likelihoods have none.
     degrees_of_freedom : float or "auto", default="auto"
-        Of "student_t"; "auto" learns them, a Gamma law of mode 4 their prior.
+        Of "student_t"; "auto" learns them, with a Gamma prior of mode 4.
     optimizer : "auto" or None, default="auto"
         None keeps the kernel's hyper-parameters.
     normalize_y : bool, default=True

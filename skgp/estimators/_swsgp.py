@@ -27,7 +27,7 @@ from skgp.linalg.runtime import to_arrays
 class SWSGPRegressor(SWSGPMixin, LikelihoodGPRegressor, StreamingGPRegressor):
     r"""Sparse-within-sparse Gaussian processes: each observation uses few of many inducing points.
 
-    All that is learned of f is :math:`q(u) = N(m, S)`, the law of its values at M inducing points.
+    All that is learned of f is :math:`q(u) = N(m, S)` of its values at M inducing points.
     An input x uses the H inducing points I nearest to it, near under the kernel, and no others
     [1]_:
 
@@ -113,7 +113,7 @@ class SWSGPRegressor(SWSGPMixin, LikelihoodGPRegressor, StreamingGPRegressor):
         50 with ``kernel=None``, more than 50 columns and fewer neighbours than observations, if
         fits to some observations then predict others better; else None.
     degrees_of_freedom : float or "auto", default="auto"
-        Of "student_t"; "auto" learns them, a Gamma law of mode 4 their prior.
+        Of "student_t"; "auto" learns them, with a Gamma prior of mode 4.
     optimizer : "auto" or None, default="auto"
         None keeps the kernel's hyper-parameters and the points.
     normalize_y : bool, default=True

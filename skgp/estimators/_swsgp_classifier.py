@@ -45,7 +45,7 @@ class SWSGPClassifier(ProjectedClassifierMixin, SWSGPMixin, StreamingGPClassifie
     r"""Sparse-within-sparse GP classification: each observation uses few of many inducing points.
 
     The latent function of class j is a GP around :math:`o_j`, which predicts the base rate, and
-    :math:`P(y = j) = g(f_j)`. All that is learned of it is :math:`q(u) = N(m, S)`, the law of its
+    :math:`P(y = j) = g(f_j)`. All that is learned of it is :math:`q(u) = N(m, S)` of its
     values at M inducing points. An input x uses the H inducing points I nearest to it, near under
     the kernel, and no others [1]_:
 

@@ -67,7 +67,7 @@ class VecchiaGPRegressor(VecchiaMixin, LikelihoodGPRegressor):
     link : {"exp", "softplus"}, default="exp"
         Of "poisson": the rate is exp(f) or log(1 + exp(f)). Other likelihoods have none.
     degrees_of_freedom : float or "auto", default="auto"
-        Of "student_t"; "auto" learns them, a Gamma law of mode 4 their prior.
+        Of "student_t"; "auto" learns them, with a Gamma prior of mode 4.
     optimizer : "auto" or None, default="auto"
         None keeps the kernel's hyper-parameters.
     normalize_y : bool, default=True
