@@ -45,22 +45,22 @@ class StateSpaceGPRegressor(StateSpaceMixin, LikelihoodGPRegressor, StreamingGPR
     Parameters
     ----------
     kernel : Kernel or None, default=None
-        A scikit-learn kernel expression in the units of X; a WhiteKernel summand is the noise. It
-        may add and multiply Matern (nu 1/2, 3/2, 5/2), RBF, RationalQuadratic, ExpSineSquared,
-        ConstantKernel, `skgp.kernels.Cosine` and `SHO`, and of one column add `LocalLinearTrend`;
-        RBF, RationalQuadratic and ExpSineSquared are approximated (see the user guide). None
-        chooses by the evidence among Matern kernels and a sum of two, of a long and a short length
-        scale (of 10000 observations or fewer, also RBF), and of 40 to 20000 times with Gaussian
-        noise and trend=None adds seasons of the periods that a periodogram shows, and takes a
-        `LocalLinearTrend` with a level that wanders where a process that returns to a mean does not
-        explain more; where both are likely, predictions are averaged over the two. Of 4 to 39 times
-        predictions are averaged over whether a straight line lies beneath the process, by the
-        evidence. With five observations per hyper-parameter or fewer and no trend, it has the
-        priors of `BayesianGPRegressor`, and predictions are averaged over Laplace's approximation
-        of their posterior. With several columns: a kernel of which each column gets a copy, or a
-        sum of `skgp.kernels.ActiveDims` of one column each; None for a Matern 3/2 each, with a
-        prior of the hyper-parameters that keeps many columns of few observations from following the
-        noise.
+        A scikit-learn kernel expression in the units of X; a WhiteKernel summand is the noise. Sums
+        and products of Matern (nu 1/2, 3/2, 5/2), ConstantKernel, `skgp.kernels.Cosine` and
+        `skgp.kernels.SHO` are exact; RBF, RationalQuadratic and ExpSineSquared are approximated
+        (see the user guide); to one column `skgp.kernels.LocalLinearTrend` may be added. None, of
+        one column, is the kernel of the greatest evidence among Matern kernels and the sum of two,
+        of a long and a short length scale (of 10000 observations or fewer, also RBF). Of 40 to
+        20000 times with Gaussian noise and trend=None it adds seasons of the periods that a
+        periodogram shows, and a `skgp.kernels.LocalLinearTrend` whose level wanders where a process
+        that returns to a mean does not explain more; where both are likely, predictions are
+        averaged over the two. Of 4 to 39 times predictions are averaged over whether a straight
+        line lies beneath the process. With five observations per hyper-parameter or fewer and no
+        trend, it has the priors of `BayesianGPRegressor`, and predictions are averaged over
+        Laplace's approximation of their posterior. Several columns: a kernel of which each column
+        gets a copy, or a sum of `skgp.kernels.ActiveDims` of one column each; None is a Matern 3/2
+        each, with a prior of the hyper-parameters that keeps many columns of few observations from
+        following the noise.
     time : str, int or None, default=None
         Name or position of the column of times. None is a column of dates, or the only column.
     covariates : {"auto"} or dict, default="auto"
@@ -89,8 +89,8 @@ class StateSpaceGPRegressor(StateSpaceMixin, LikelihoodGPRegressor, StreamingGPR
         dependence between them. "auto" is "joint" with Gaussian noise or few observations.
     likelihood : {"gaussian", "student_t", "poisson"} or instance, default="gaussian"
         Observation noise: "student_t" for targets with outliers, "poisson" for counts. An instance
-        of a class of `skgp.likelihoods`, or of your own, learns its free parameters; additive noise
-        is relative to the standardised targets, as the kernel is.
+        of a class of ``skgp.likelihoods``, or of your own, learns its free parameters; additive
+        noise is relative to the standardised targets, as the kernel is.
     link : {"exp", "softplus"}, default="exp"
         Of "poisson": the rate is exp(f) or log(1 + exp(f)). Other likelihoods have none.
     degrees_of_freedom : float or "auto", default="auto"

@@ -64,8 +64,8 @@ class SWSGPRegressor(SWSGPMixin, LikelihoodGPRegressor, StreamingGPRegressor):
         which needs Gaussian noise and has nothing to learn but the hyper-parameters.
     likelihood : {"gaussian", "student_t", "poisson"} or instance, default="gaussian"
         Observation noise: "student_t" for targets with outliers, "poisson" for counts. An instance
-        of a class of `skgp.likelihoods`, or of your own, learns its free parameters; additive noise
-        is relative to the standardised targets, as the kernel is.
+        of a class of ``skgp.likelihoods``, or of your own, learns its free parameters; additive
+        noise is relative to the standardised targets, as the kernel is.
     link : {"exp", "softplus"}, default="exp"
         Of "poisson": the rate is exp(f) or log(1 + exp(f)). Other likelihoods have none.
     n_inducing : int or None, default=None

@@ -61,9 +61,9 @@ class VecchiaGPRegressor(VecchiaMixin, LikelihoodGPRegressor):
         ``random_state``. "auto" is "maximin" for up to 4 columns, where it is quick to find.
     likelihood : {"gaussian", "student_t", "poisson"} or instance, default="gaussian"
         Observation noise: "student_t" for targets with outliers, "poisson" for counts. An instance
-        of a class of `skgp.likelihoods`, or of your own, learns its free parameters; additive noise
-        is relative to the standardised targets, as the kernel is. The log-density must be twice
-        differentiable in f.
+        of a class of ``skgp.likelihoods``, or of your own, learns its free parameters; additive
+        noise is relative to the standardised targets, as the kernel is. The log-density must be
+        twice differentiable in f.
     link : {"exp", "softplus"}, default="exp"
         Of "poisson": the rate is exp(f) or log(1 + exp(f)). Other likelihoods have none.
     degrees_of_freedom : float or "auto", default="auto"
