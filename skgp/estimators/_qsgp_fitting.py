@@ -80,7 +80,7 @@ class QSGPFitting(QSGPMixin, StreamingGPRegressor):
         rows = distinct = self._distinct(data, backend)
         if asked.basis == "relevance":  # which `relevance_` counts: none merged
             rows = data.to(backend.device)
-        kernel, scale = self._learn_kernel(session, data, distinct, rows, generator)
+        kernel, scale, rival = self._learn_kernel(session, data, distinct, rows, generator)
         if stream:
             asked = streaming_plan(asked, len(distinct), split_noise(kernel)[0])
         state = None
@@ -90,7 +90,8 @@ class QSGPFitting(QSGPMixin, StreamingGPRegressor):
                 return self._fitted_attributes(kernel, callback.info["fit"]())
 
         with session.stage("solve", state=state) as callback:
-            problem = self._problem(kernel, rows, backend, generator, callback)
+            given = self._problem(kernel, rows, backend, generator, callback)
+            problem = replace(given, rival=rival)
             fit = self._solve(problem, asked, scale, self._previous(backend)[1])
         self.__dict__.pop("_statistics", None)
         if stream:
@@ -112,7 +113,7 @@ class QSGPFitting(QSGPMixin, StreamingGPRegressor):
         some, given = blocks.some, blocks.blocks
         generator, asked = backend.generator(), self._asked()
         rows = self._distinct(some, backend)
-        kernel, _ = self._learn_kernel(session, some, rows, rows, generator)
+        kernel, *_ = self._learn_kernel(session, some, rows, rows, generator)
         with session.stage("solve") as callback:
             problem = self._problem(kernel, rows, backend, generator, callback)
             if self.solver == "sgd":
@@ -175,15 +176,16 @@ class QSGPFitting(QSGPMixin, StreamingGPRegressor):
         data: Data,
         rows: Data,
         generator: torch.Generator,
-    ) -> tuple[Kernel, float | None]:
-        """Return the kernel, noise included, with learned hyper-parameters; and a scale.
+    ) -> tuple[Kernel, float | None, Kernel | None]:
+        """Return the kernel, noise included, with learned hyper-parameters; a scale; and a rival.
 
-        The scale is where that of Laplace noise may start; None where there is nothing to tell.
+        The scale is where that of Laplace noise may start, the rival the kernel of the greatest
+        evidence of some observations; None where there is none.
         """
         self.history_ = {"hyperparameters": [], "solve": [], "validation": []}
         kernels = [self.kernel_] if self._goes_on else self._kernels(*arrays(given))
         if not self._learns:
-            return kernels[0], None
+            return kernels[0], None, None
         with session.stage("hyperparameters") as callback:
             found, scale = learn_hyperparameters(
                 kernels,
@@ -196,7 +198,7 @@ class QSGPFitting(QSGPMixin, StreamingGPRegressor):
             )
         self.history_["hyperparameters"] = found.history
         warn_at_bounds(found.kernel, self.kernel)
-        return found.kernel, scale
+        return found.kernel, scale, found.of_evidence
 
     def _problem(
         self,

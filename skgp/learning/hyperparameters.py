@@ -129,7 +129,8 @@ def _with_joint_candidate(
     rival = fit_joint_likelihood(kernels, order, VecchiaSettings(), **told)
     random = torch.randperm(len(data), generator=generator, device=generator.device)
     held = held_out_rows(data.X, random.to(data.X.device))
-    fits = [found, replace(rival, history=found.history + rival.history)]
+    history = found.history + rival.history
+    fits = [found, replace(rival, history=history, of_evidence=found.of_evidence)]
     losses = [-held_out_densities(fit.kernel, data, *held, JOINT_NEIGHBORS) for fit in fits]
     return fits[choose(losses)]
 

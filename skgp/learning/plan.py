@@ -124,6 +124,7 @@ class Problem:
     callback: Callable[[int, dict], bool | None] | None = None
     likelihood: Any = None  # g, of a classification
     offset: Any = None  # (c,), constants of the latent functions
+    rival: Any = None  # kernel, noise included, to take if all observations are likelier under it
 
     @property
     def controls(self) -> dict[str, Any]:

@@ -64,6 +64,8 @@ class HyperparameterFit:
     history: list[float] = field(default_factory=list)  # objective an observation, by evaluation
     #: Of the rows that the dense GP saw, in nats; NaN for the other objective.
     log_marginal_likelihood: float = math.nan
+    #: That of the greatest evidence of some observations, where another was found; None where not.
+    of_evidence: Any = None
     #: Of a classifier: the factor of the posterior variance that predicted held-out rows best
     #: (:mod:`skgp.learning.calibration`); None where none was held out.
     moderation: float | None = None
@@ -129,7 +131,8 @@ def fit_hyperparameters(
     if len(dense) > 1 and not callback.stopped:
         longer = replace(settings, n_steps=settings.n_steps - short.n_steps)
         scored.append(comparison(_refine(best, comparison, longer, callback)))
-    return comparison.with_enough_noise(max(scored, key=lambda fit: fit.score))
+    found = comparison.with_enough_noise(max(scored, key=lambda fit: fit.score))
+    return replace(found, of_evidence=dense[0].kernel)
 
 
 def _by_exact_evidence(

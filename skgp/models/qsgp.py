@@ -62,6 +62,7 @@ from skgp.inference.weights.posterior import ClassifierPosterior
 from skgp.inference.weights.robust import fit_robust
 from skgp.inference.weights.solvers import gauss_seidel, weights_cg
 from skgp.kernels.distances import origin
+from skgp.kernels.expression import split_noise
 from skgp.kernels.gram import gram_diag
 from skgp.kernels.spectral import FourierFeatures
 from skgp.learning import defaults
@@ -91,18 +92,15 @@ def fit_regression(p: Problem, asked: Plan, *, state: Any = None) -> Fit:
 
     `state` is that of an earlier stochastic fit to go on from, with the same ``options.seed``.
     """
-    data, n, o = p.data, len(p.data), p.options
+    data, n = p.data, len(p.data)
     plan = resolve(asked, n, p.kernel)
     if plan.solver == "sgd":  # Theorems 1 and 2
         return fit_stochastic(p, plan, state)
     open_choice = asked.basis == "auto" and asked.solver == "auto" and asked.n_basis is None
     if n > defaults.FACTOR_ROWS and open_choice:
-        found = low_rank_factor(p.kernel, data, p.noise, seed=o.seed, generator=p.generator)
-        if found is not None:
-            rank = found.factor.shape[1]
-            reason = f"K has numerical rank {rank}: noise hides the rest"
-            plan = Plan("inducing", rank, "cholesky", asked.covariance, reason)
-            return fit_weights(p, with_covariance(plan, asked.covariance, n), found.pivots)
+        fit = fit_low_rank(p, asked)
+        if fit is not None:
+            return fit if p.rival is None else _likelier(fit, p, asked)
         if plan.space(n) != "function" and asked.covariance in ("auto", "full"):
 
             def trial(some: Data, plan: Plan) -> tuple[Any, float]:
@@ -115,6 +113,34 @@ def fit_regression(p: Problem, asked: Plan, *, state: Any = None) -> Fit:
     if plan.space(n) == "local":
         return Fit(local_posterior(p.kernel, data, p.noise, plan.size), plan, p.kernel, p.noise)
     return fit_exact(p, plan) if plan.space(n) == "function" else fit_weights(p, plan)
+
+
+def fit_low_rank(p: Problem, asked: Plan) -> Fit | None:
+    """Fit by the pivots of K, where noise hides what they leave of it; None where not."""
+    o, n = p.options, len(p.data)
+    found = low_rank_factor(p.kernel, p.data, p.noise, seed=o.seed, generator=p.generator)
+    if found is None:
+        return None
+    rank = found.factor.shape[1]
+    reason = f"K has numerical rank {rank}: noise hides the rest"
+    plan = Plan("inducing", rank, "cholesky", asked.covariance, reason)
+    return fit_weights(p, with_covariance(plan, asked.covariance, n), found.pivots)
+
+
+def _likelier(fit: Fit, p: Problem, asked: Plan) -> Fit:
+    """The fit, or that of the rival kernel, if all observations are likelier under it.
+
+    From their neighbours observations are predicted as well by a kernel that is too smooth for all
+    of them, which a low rank makes cheap to ask.
+    """
+    signal, white = split_noise(p.rival)
+    noise = p.noise if white is None else float(white.noise_level)
+    other = fit_low_rank(replace(p, kernel=signal, noise=noise), asked)
+    here = fit.log_marginal_likelihood
+    if other is None or here is None or other.log_marginal_likelihood is None:
+        return fit
+    gain = other.log_marginal_likelihood - here
+    return other if gain > defaults.LEAST_EFFECT * p.data.total * p.data.n_targets else fit
 
 
 def fit_exact(p: Problem, plan: Plan) -> Fit:

@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from sklearn.gaussian_process.kernels import RBF, DotProduct
+from sklearn.gaussian_process.kernels import RBF, DotProduct, WhiteKernel
 
 from skgp.data import Data, merge_replicates
 from skgp.inference import exact as exact_module
@@ -194,6 +194,22 @@ def test_low_rank_plan_is_taken_where_the_kernel_matrix_is_of_low_rank(monkeypat
         np.linalg.cholesky(K + 1e-10 * np.eye(200)), data.y.numpy(), NOISE
     )
     np.testing.assert_allclose(fit.log_marginal_likelihood, evidence, atol=1.5)
+
+
+@pytest.mark.parametrize(("scale", "rival", "taken"), [(8.0, 0.7, True), (0.7, 8.0, False)])
+def test_a_low_rank_is_that_of_the_kernel_which_makes_all_observations_likelier(
+    scale, rival, taken, monkeypatch
+):
+    """From their neighbours 1e5 observations were told as well by a kernel too smooth for all."""
+    monkeypatch.setattr(defaults, "FACTOR_ROWS", 50)
+    data = sine(200)
+    other = 1.2 * RBF(rival) + WhiteKernel(2 * NOISE)
+    options = qsgp.Options(refit_noise=False)
+    problem = qsgp.Problem(1.2 * RBF(scale), data, NOISE, options, torch.Generator(), rival=other)
+    fit = qsgp.fit_regression(problem, qsgp.Plan("auto", None, "auto", "auto"))
+    assert "numerical rank" in fit.plan.reason
+    assert fit.kernel.k2.length_scale == (rival if taken else scale)
+    assert fit.noise == (2 * NOISE if taken else NOISE)
 
 
 def test_low_rank_plan_is_passed_over_where_the_rank_is_high(monkeypatch):
