@@ -98,8 +98,9 @@ class _DirectSquaredDistance(torch.autograd.Function):
     """Squared distances by differences; their gradient by matrix products.
 
     With H = dL/dD: dL/dA = 2 (diag(H 1) A - H B). In `_cdist`'s own gradient a division by the
-    distance follows a multiplication by it, at five times the cost. Where a row is far, one column
-    at a time by differences.
+    distance follows a multiplication by it, at five times the cost. The products err by
+    eps |a| sum |H|, not by eps |a|^2 as distances do: only where a norm, not its square, is far, one
+    column at a time by differences.
     """
 
     @staticmethod
@@ -110,7 +111,7 @@ class _DirectSquaredDistance(torch.autograd.Function):
     @staticmethod
     def backward(ctx, H):
         A, B = ctx.saved_tensors
-        if any_far(A.square().sum(-1)) or any_far(B.square().sum(-1)):
+        if any_far(A.norm(dim=-1)) or any_far(B.norm(dim=-1)):
             return _gradient_by_differences(A, B, H)
         grad_A = grad_B = None
         if ctx.needs_input_grad[0]:
@@ -122,11 +123,12 @@ class _DirectSquaredDistance(torch.autograd.Function):
 
 
 def _gradient_by_differences(A: Tensor, B: Tensor, H: Tensor) -> tuple[Tensor, Tensor]:
-    pairs = [
-        2 * H * (a[..., :, None] - b[..., None, :])
-        for a, b in zip(A.unbind(-1), B.unbind(-1), strict=True)
-    ]
-    return torch.stack([P.sum(-1) for P in pairs], -1), torch.stack([-P.sum(-2) for P in pairs], -1)
+    of_A, of_B = [], []
+    for a, b in zip(A.unbind(-1), B.unbind(-1), strict=True):
+        pulled = 2 * H * (a[..., :, None] - b[..., None, :])
+        of_A.append(pulled.sum(-1))
+        of_B.append(-pulled.sum(-2))
+    return torch.stack(of_A, -1), torch.stack(of_B, -1)
 
 
 class SafeRoot(torch.autograd.Function):
@@ -156,9 +158,9 @@ def _direct_root(A: Tensor, B: Tensor, same: bool) -> Tensor:
     return _cdist(A, B)
 
 
-def any_far(squares: Tensor) -> bool:
-    """Whether some row is far, of squared norms of scaled inputs; O(n)."""
-    return squares.numel() > 0 and float(squares.detach().max()) > far_limit(squares.dtype)
+def any_far(sizes: Tensor) -> bool:
+    """Whether some of the sizes, squared norms of scaled inputs, is beyond `far_limit`; O(n)."""
+    return sizes.numel() > 0 and float(sizes.detach().max()) > far_limit(sizes.dtype)
 
 
 def correct_far_(
