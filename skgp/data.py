@@ -70,6 +70,14 @@ class Data(TensorState):
         """Whether one input and one target is all there is, which tells nothing of theta."""
         return len(self.y) < 2 and (self.scatter is None or not bool(self.scatter.any()))
 
+    @property
+    def mean_square(self) -> float:
+        """Of the targets of all observations, scatter included; 1 where they are all 0."""
+        squares = float(self.weighted_sum(self.y.square()))
+        if self.scatter is not None:
+            squares += float(self.scatter.sum())
+        return squares / (self.total * self.n_targets) or 1.0
+
     def map(self, function: Callable[[Tensor], Tensor]) -> "Data":
         """`function` of every tensor."""
         columns = {column.name: getattr(self, column.name) for column in fields(self)}

@@ -99,8 +99,8 @@ class _DirectSquaredDistance(torch.autograd.Function):
 
     With H = dL/dD: dL/dA = 2 (diag(H 1) A - H B). In `_cdist`'s own gradient a division by the
     distance follows a multiplication by it, at five times the cost. The products err by
-    eps |a| sum |H|, not by eps |a|^2 as distances do: only where a norm, not its square, is far, one
-    column at a time by differences.
+    eps |a| sum |H|, not by eps |a|^2 as distances do: only where a norm, not its square, is far,
+    one column at a time by differences.
     """
 
     @staticmethod

@@ -69,6 +69,7 @@ from skgp.learning.kernel_family import (
     LeaveOneOut,
     inverse_hessian,
     leave_one_out,
+    of_pure_noise,
 )
 from skgp.learning.selection import improves
 from skgp.learning.starts import likeliest_start
@@ -266,7 +267,7 @@ class _Search:
         return [*found, separate[0]], separate[1:]
 
     def _weak(self, fit: Choice) -> bool:
-        return fit.loss > fit.family.of_pure_noise - self.settings.weak
+        return fit.loss > of_pure_noise(fit.family.data) - self.settings.weak
 
     def _noisy(self, fit: Choice) -> bool:
         """Whether much is left to explain: the noise is above that of its prior."""

@@ -66,6 +66,11 @@ def ratio_penalty(moved: np.ndarray, settings: ChoiceSettings) -> tuple[float, n
     return 0.5 * (df + 1) * np.log1p(square).sum(), slope - slope.sum() / len(slope)
 
 
+def of_pure_noise(data: Data) -> float:
+    """Minus the log density under noise alone, of the variance of the targets, in nats of each."""
+    return 0.5 * (math.log(2 * math.pi * data.mean_square) + 1)
+
+
 class Family:
     """The penalised log evidence of one expression."""
 
@@ -77,12 +82,7 @@ class Family:
         self.scales = np.flatnonzero(np.repeat(sizes > 1, sizes))
         self.noise_place = self.evidence.noise_place
         self.bounds = bounds_of(kernel)
-        weight = data.y.new_ones(len(data)) if data.weight is None else data.weight
-        self.total = float(weight.sum()) * data.n_targets
-        squares = float((weight @ data.y.square()).sum())
-        if data.scatter is not None:
-            squares += float(data.scatter.sum())
-        self.variance = squares / self.total or 1.0
+        self.total, self.variance = data.total * data.n_targets, data.mean_square
 
     @property
     def tied(self) -> np.ndarray:
@@ -118,11 +118,6 @@ class Family:
         """Loss and gradient, in nats per observation."""
         loss, gradient, _ = self.at(theta)
         return loss / self.total, gradient / self.total
-
-    @property
-    def of_pure_noise(self) -> float:
-        """Loss of a constant, in nats per observation."""
-        return 0.5 * (math.log(2 * math.pi * self.variance) + 1)
 
 
 # ------------------------------------------------------------------------------- leave-one-out

@@ -40,10 +40,11 @@ from skgp.kernels.hyperparameters import bounds_of, sizes_of, theta_of, with_the
 from skgp.learning.defaults import GLOBAL_SEARCH, LEAST_EFFECT
 from skgp.learning.evidence import ExactEvidence
 from skgp.learning.hyperparameters import robust_hyperparameters
+from skgp.learning.kernel_family import ChoiceSettings, of_pure_noise
 from skgp.learning.laplace_evidence import LaplaceEvidence
 from skgp.learning.latent_numbers import search_by_numbers
 from skgp.learning.latent_starts import latent_start, latent_structure
-from skgp.learning.search import SearchSettings, fit_hyperparameters
+from skgp.learning.search import HyperparameterFit, SearchSettings, fit_hyperparameters
 from skgp.learning.sparse import defaults
 from skgp.learning.sparse.objective import Objective, Problem
 from skgp.learning.sparse.search import Training, fit_all_rows
@@ -61,39 +62,60 @@ def optimal_posterior(
     return natural_gradients(state, data, made, beta=bound.beta, max_iter=max_iter)
 
 
-def other_starts(problem: Problem, kernel) -> list[tuple[Any, float]]:
+def other_starts(problem: Problem, kernel, loss: float = -math.inf) -> list[tuple[Any, float]]:
     """Kernels beside this one to begin at, each with the nats by which it has to be likelier.
 
     None where the kernel is not learned. It at the likeliest of other length scales, where it is
     the only one, and at those of a regression on numbers that resemble f
-    (:mod:`skgp.learning.latent_starts`). Of observations of f through a link, such as counts, the
-    best kernel of numbers that stand for f: at the kernels given large counts are far less likely
-    than under noise alone.
+    (:mod:`skgp.learning.latent_starts`).
+
+    With Gaussian noise and inducing points, that of a dense process of some observations, where few
+    of many columns may matter, since points spread over all columns then see little of f (it takes
+    longer than a search for few observations, which sees enough); or where
+    `loss`, of the search so far and an observation, is hardly less than that of noise.
+
+    Of observations of f through a link, such as counts, the best kernel of numbers that stand for
+    f: at the kernels given large counts are far less likely than under noise alone.
     """
     kernels, objective, data = problem.kernels, problem.objective, problem.data
     if not objective.learn_kernel or problem.recorder.stopped:
         return []
     likelihood = objective.likelihood
+    told: dict = {"generator": problem.generator, "callback": problem.recorder}
     if likelihood.has_link:
         some = data.some(defaults.DENSE_ROWS, problem.generator).to(torch.float64)
-        fit = search_by_numbers(
-            kernels,
-            replace(some, y=some.y[:, 0]),
-            likelihood,
-            generator=problem.generator,
-            settings=SearchSettings(**GLOBAL_SEARCH),
-            callback=problem.recorder,
-        )
+        few = replace(some, y=some.y[:, 0])
+        search = SearchSettings(**GLOBAL_SEARCH)
+        fit = search_by_numbers(kernels, few, likelihood, settings=search, **told)
         return [(split_noise(fit.kernel)[0], 0.0)]
-    found = []
-    if len(kernels) == 1:
-        other = latent_start(kernel, data, likelihood)
-        found += [] if other is None else [(other, 0.0)]
+    other = latent_start(kernel, data, likelihood) if len(kernels) == 1 else None
+    found = [] if other is None else [(other, 0.0)]
+    structure = None
     if not objective.is_gaussian:
-        told: dict = {"generator": problem.generator, "callback": problem.recorder}
         structure = latent_structure(kernel, data, likelihood, **told)
-        found += [] if structure is None or problem.recorder.stopped else [structure]
-    return found
+    elif not problem.settings.dense_start and (
+        (data.X.shape[1] > defaults.MANY_COLUMNS and len(data) > defaults.EXACT_ROWS)
+        or loss > of_pure_noise(data) - ChoiceSettings.weak
+    ):
+        some = data.some(defaults.FAMILY_ROWS, problem.generator).to(torch.float64)
+        noise = likelihood.initial(some.X)
+        fit = _dense_fit(problem, some, kernels, noise, SearchSettings(**GLOBAL_SEARCH))
+        structure = split_noise(fit.kernel)[0], 0.0
+    return found if structure is None or problem.recorder.stopped else [*found, structure]
+
+
+def _dense_fit(
+    problem: Problem, data: Data, kernels: list, noise: Tensor, search: SearchSettings
+) -> HyperparameterFit:
+    """Of a dense process of Gaussian noise, from kernels and the parameters of the likelihood."""
+    white = white_kernel(problem.objective.likelihood, noise)
+    return fit_hyperparameters(
+        [kernel + white for kernel in kernels],
+        merged_column(data),
+        generator=problem.generator,
+        settings=search,
+        callback=problem.recorder,
+    )
 
 
 class _Evidence(NamedTuple):
@@ -338,15 +360,9 @@ def dense_start(problem: Problem) -> Training:
     kernels = problem.kernels if begun is None else [begun.kernel]
     kernel, history, search = kernels[0], list[float](), SearchSettings(**GLOBAL_SEARCH)
     if problem.objective.learn_kernel:
-        white = white_kernel(likelihood, noise)
         most = min(problem.settings.max_iter, search.dense_max_iter)
-        found = fit_hyperparameters(
-            [kernel + white for kernel in kernels],
-            merged_column(data),
-            generator=problem.generator,
-            settings=replace(search, dense_max_iter=most),
-            callback=problem.recorder,
-        )
+        settings = replace(search, dense_max_iter=most)
+        found = _dense_fit(problem, data, kernels, noise, settings)
         kernel, learned = split_noise(found.kernel)
         noise = noise.new_tensor([learned.noise_level if learned else 0.0]).log()
         history = [-value for value in found.history]

@@ -53,7 +53,7 @@ def start_state(problem: Problem) -> Training:
 
     few = rows(state, defaults.START_PER_INDUCING)
     begun = maximise(state, few, settings.start_iter)
-    for other, penalty in other_starts(problem, full.kernel):
+    for other, penalty in other_starts(problem, full.kernel, begun.loss / few.total):
         likelihood = objective.likelihood.initial(data.X)
         begins = SparseState.prior(other, likelihood, state.Z, problem.offset)
         rival = maximise(begins, few, min(defaults.FAMILY_ITER, settings.start_iter))
