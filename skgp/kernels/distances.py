@@ -98,9 +98,8 @@ class _DirectSquaredDistance(torch.autograd.Function):
     """Squared distances by differences; their gradient by matrix products.
 
     With H = dL/dD: dL/dA = 2 (diag(H 1) A - H B). In `_cdist`'s own gradient a division by the
-    distance follows a multiplication by it, at five times the cost. The products err by
-    eps |a| sum |H|, not by eps |a|^2 as distances do: only where a norm, not its square, is far,
-    one column at a time by differences.
+    distance follows a multiplication by it, at five times the cost. Pairs of far rows, which may be
+    near to each other, are taken by differences, one column at a time.
     """
 
     @staticmethod
@@ -111,15 +110,47 @@ class _DirectSquaredDistance(torch.autograd.Function):
     @staticmethod
     def backward(ctx, H):
         A, B = ctx.saved_tensors
-        if any_far(A.norm(dim=-1)) or any_far(B.norm(dim=-1)):
-            return _gradient_by_differences(A, B, H)
-        grad_A = grad_B = None
-        if ctx.needs_input_grad[0]:
-            grad_A = 2 * (A * H.sum(-1)[..., None] - H @ B)
-        if ctx.needs_input_grad[1]:
-            grad_B = 2 * (B * H.sum(-2)[..., None] - H.mT @ A)
+        i, j = _far_rows(A), _far_rows(B)
         # Autograd itself sums them over batch dimensions that were broadcast.
+        if not len(i) or not len(j):
+            return _gradient_by_products(A, B, H)
+        pairs = ..., i[:, None], j
+        others = H.clone()
+        others[pairs] = 0
+        grad_A, grad_B = _gradient_by_products(A, B, others)
+        of_A, of_B = _gradient_by_differences(A[..., i, :], B[..., j, :], H[pairs])
+        grad_A[..., i, :] += of_A
+        grad_B[..., j, :] += of_B
         return grad_A, grad_B
+
+
+class _CorrectedSquaredDistance(_DirectSquaredDistance):
+    """Squared distances by a matrix product, those between far rows by differences."""
+
+    @staticmethod
+    def forward(ctx, A, B):
+        ctx.save_for_backward(A, B)
+        i, j = _far_rows(A), _far_rows(B)
+        D = _by_product(A, B, A.square().sum(-1), B.square().sum(-1))
+        if len(i) and len(j):
+            D[..., i[:, None], j] = _cdist(A[..., i, :], B[..., j, :]).square_()
+        return D
+
+
+def _by_product(A: Tensor, B: Tensor, a2: Tensor, b2: Tensor) -> Tensor:
+    squares = a2[..., :, None] + b2[..., None, :]
+    return (squares - 2 * (A @ B.mT)).clamp_min(0)
+
+
+def _far_rows(A: Tensor) -> Tensor:
+    """Rows of A (..., n, d) that are far in some of a batch."""
+    far = A.detach().square().sum(-1) > far_limit(A.dtype)
+    return far.reshape(-1, far.shape[-1]).any(0).nonzero()[:, 0]
+
+
+def _gradient_by_products(A: Tensor, B: Tensor, H: Tensor) -> tuple[Tensor, Tensor]:
+    of_A = 2 * (A * H.sum(-1)[..., None] - H @ B)
+    return of_A, 2 * (B * H.sum(-2)[..., None] - H.mT @ A)
 
 
 def _gradient_by_differences(A: Tensor, B: Tensor, H: Tensor) -> tuple[Tensor, Tensor]:
@@ -158,9 +189,9 @@ def _direct_root(A: Tensor, B: Tensor, same: bool) -> Tensor:
     return _cdist(A, B)
 
 
-def any_far(sizes: Tensor) -> bool:
-    """Whether some of the sizes, squared norms of scaled inputs, is beyond `far_limit`; O(n)."""
-    return sizes.numel() > 0 and float(sizes.detach().max()) > far_limit(sizes.dtype)
+def any_far(squares: Tensor) -> bool:
+    """Whether some row is far, of squared norms of scaled inputs; O(n)."""
+    return squares.numel() > 0 and float(squares.detach().max()) > far_limit(squares.dtype)
 
 
 def correct_far_(
@@ -204,10 +235,10 @@ def by_differences_where_near(D: Tensor, A: Tensor, B: Tensor, a2: Tensor) -> Te
 def _expanded_squared(A: Tensor, B: Tensor, same: bool) -> Tensor:
     a2 = A.square().sum(-1)
     b2 = a2 if same else B.square().sum(-1)
-    if any_far(a2.detach()) or not same and any_far(b2.detach()):
-        return _direct_squared(A, B, same)
-    squares = a2[..., :, None] + b2[..., None, :]
-    D = (squares - 2 * (A @ B.mT)).clamp_min(0)
+    if any_far(a2) or not same and any_far(b2):
+        D = _CorrectedSquaredDistance.apply(A, B)
+    else:
+        D = _by_product(A, B, a2, b2)
     if same:
         eye = torch.eye(A.shape[-2], dtype=torch.bool, device=A.device)
         D = D.masked_fill(eye, 0)

@@ -132,7 +132,8 @@ def fit_hyperparameters(
         longer = replace(settings, n_steps=settings.n_steps - short.n_steps)
         scored.append(comparison(_refine(best, comparison, longer, callback)))
     found = comparison.with_enough_noise(max(scored, key=lambda fit: fit.score))
-    return replace(found, of_evidence=dense[0].kernel)
+    likeliest = dense[0].kernel
+    return replace(found, of_evidence=None if likeliest == found.kernel else likeliest)
 
 
 def _by_exact_evidence(

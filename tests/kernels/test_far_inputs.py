@@ -6,6 +6,7 @@ import torch
 from sklearn.gaussian_process.kernels import RBF, Matern, RationalQuadratic
 
 from skgp.kernels import FourierFeatures, gram, gram_diag, gram_tile
+from skgp.kernels.distances import METRICS
 from skgp.kernels.gradients import bilinear_gradient, weighted_gradient
 from skgp.kernels.operators import KernelOperator, RowOperator
 from tests.contracts.kernels import N_INPUTS, each_kernel
@@ -109,6 +110,24 @@ def test_rows_far_away_and_near_to_each_other_keep_their_gradient(kernel):
     torch.testing.assert_close(
         weighted_gradient(kernel, X, X, everything), expected, rtol=1e-5, atol=1e-6
     )
+
+
+@pytest.mark.parametrize("metric", ["direct", "expand"])
+@pytest.mark.parametrize("offset", [2.0**17, 2.0**30])
+def test_distances_among_some_far_rows_and_their_gradient_keep_their_digits(offset, metric):
+    """d (x - x')^2 / l^2 by d l is -2 (x - x')^2 / l^3; two of six inputs are far."""
+    steps = (inputs(6) * 2**10).round() / 2**10  # exact after the offset, and over powers of two
+    X = torch.cat([steps[:4], steps[4:] + offset])
+    W = torch.rand(2, 6, 6, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+    W[:, :4, 4:], W[:, 4:, :4] = 0, 0  # as a kernel that decays weighs distances
+    scale = X.new_tensor([0.5, 2.0])[:, None, None].expand(2, 1, N_INPUTS).clone().requires_grad_()
+    A = X / scale
+    D = METRICS[metric].squared(A, A, True)
+    exact = (X[:, None] - X).square() / scale.detach()[:, None] ** 2  # (2, 6, 6, d)
+    torch.testing.assert_close(D, exact.sum(-1), rtol=1e-12, atol=1e-12)
+    (gradient,) = torch.autograd.grad((W * D).sum(), scale)
+    expected = -2 * torch.einsum("bij,bijk->bk", W, exact)[:, None] / scale.detach()
+    torch.testing.assert_close(gradient, expected, rtol=0, atol=1e-14 * offset)
 
 
 @decaying

@@ -69,10 +69,11 @@ def other_starts(problem: Problem, kernel, loss: float = -math.inf) -> list[tupl
     the only one, and at those of a regression on numbers that resemble f
     (:mod:`skgp.learning.latent_starts`).
 
-    With Gaussian noise and inducing points, that of a dense process of some observations, where few
-    of many columns may matter, since points spread over all columns then see little of f (it takes
-    longer than a search for few observations, which sees enough); or where
-    `loss`, of the search so far and an observation, is hardly less than that of noise.
+    With Gaussian noise and inducing points, that of a dense process of some observations: where few
+    of many columns may matter, since points spread over all columns see little of f, and where
+    `loss`, what the search found, in nats per observation, is hardly less than that of noise alone.
+    Of fewer than EXACT_ROWS it would take several times as long as the search itself, so that the
+    second alone is asked.
 
     Of observations of f through a link, such as counts, the best kernel of numbers that stand for
     f: at the kernels given large counts are far less likely than under noise alone.
