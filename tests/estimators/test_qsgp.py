@@ -12,6 +12,9 @@ from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel, DotProduct, WhiteKernel
 
 from skgp import QSGPClassifier, QSGPRegressor
+from skgp.estimators import _qsgp_fitting
+from skgp.learning import defaults
+from skgp.learning.search import HyperparameterFit
 from skgp.learning.selection import held_out_rows
 from tests.contracts.estimators import RegressorContract
 from tests.same import assert_same
@@ -377,6 +380,17 @@ def test_partial_fit_does_not_scale_constant_targets(value, data):
     model.partial_fit(X[:7], y[:7])
     assert model.y_scale_ == 1.0
     np.testing.assert_allclose(model.predict(X), value, rtol=1e-9, atol=1e-9)
+
+
+def test_a_kernel_too_smooth_for_all_observations_gives_way_to_that_of_a_subset(data, monkeypatch):
+    X, y = data
+    smooth, likely = (1.0 * RBF(length) + WhiteKernel(0.1) for length in (50.0, 2.0))
+    found = HyperparameterFit(smooth, of_evidence=likely)
+    monkeypatch.setattr(_qsgp_fitting, "learn_hyperparameters", lambda *_, **__: (found, None))
+    monkeypatch.setattr(defaults, "FACTOR_ROWS", 50)
+    model = QSGPRegressor(random_state=0).fit(X, y)
+    assert "numerical rank" in model.reason_
+    assert model.kernel_.k1.k2.length_scale == 2.0
 
 
 def test_a_partial_fit_that_fails_leaves_the_statistics(data, monkeypatch):

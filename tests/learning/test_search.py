@@ -283,6 +283,7 @@ def test_fit_hyperparameters_is_no_worse_than_the_dense_fit(families, generator)
     dense = hyperparameters.dense_fits(families, data.take(subset), QUICK, StopRecorder(None))[0]
     score = hyperparameters._Comparison(data, QUICK, twin)
     assert fit.score >= score(dense).score - 1e-12
+    assert (fit.of_evidence or fit.kernel) == dense.kernel
     np.testing.assert_allclose(fit.score, score(fit).score, rtol=1e-12)
 
 
