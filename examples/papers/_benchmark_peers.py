@@ -316,5 +316,4 @@ MOST_ROWS = {
     "BayesianGPRegressor": 500,
     "scikit-learn GPR": 2000,
     "scikit-learn GPC": 1000,
-    "GPBoost, full scale": 10_000,
 }
