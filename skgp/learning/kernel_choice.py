@@ -22,9 +22,9 @@ They are judged by leave-one-out predictions in closed form, corrected for what 
 to theta (the infinitesimal jackknife [3]_): with H the Hessian of the objective and
 :math:`\ell_i(\theta)` the log density of observation i given all others, theta without it is
 :math:`\hat\theta - H^{-1} \nabla \ell_i`, and no nearer to a bound that holds it. A more complex
-candidate needs better densities *and* squared errors, by two standard errors, as densities alone do
-not see what is rarer than 1 in n; or clearly better densities, by eight: of observations without
-noise a few at the edge have nearly all of the squared error.
+candidate needs smaller squared errors, by one and a half standard errors, as densities do not see
+what is rarer than 1 in n; or clearly better densities, by eight: of observations without noise a
+few at the edge have nearly all of the squared error.
 
 Predictions with one theta are too narrow still. The corrected residuals say by how much: amplitude
 and noise are raised by their mean square in units of the predicted variance, a factor that leaves
@@ -339,9 +339,8 @@ class _Search:
         def gains(new: np.ndarray, old: np.ndarray, n_errors: float) -> bool:
             return improves(new, old, weight=weight, n_errors=n_errors)
 
-        return gains(new.loss, old.loss, settings.n_clear_errors) or (
-            gains(new.loss, old.loss, settings.n_errors)
-            and gains(new.square / unit, old.square / unit, settings.n_errors)
+        return gains(new.loss, old.loss, settings.n_clear_errors) or gains(
+            new.square / unit, old.square / unit, settings.n_errors
         )
 
 

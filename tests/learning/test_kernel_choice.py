@@ -156,6 +156,16 @@ def test_choose_kernel_finds_the_relevant_column_of_a_function_without_noise(n):
     assert scales[1] > 10 * scales[0]
 
 
+def test_choose_kernel_finds_the_relevant_column_where_few_targets_have_much_of_the_noise():
+    # A gain in density within the noise of heavy tails, where squared errors fall by half.
+    X = np.random.default_rng(23).uniform(-1, 1, size=(150, 4))
+    noise = np.random.default_rng(24).normal(size=150) * np.exp(1.2 * X[:, 3])
+    y = np.sin(3 * X[:, 0]) + 0.1 * noise
+    kernel = 1.0 * RBF(X.std(0), (1e-3, 1e3)) + WhiteKernel(0.1, (1e-8, 10.0))
+    scales = length_scales(choose(X, y / y.std(), kernels=[kernel])[0])
+    assert scales[1:].min() > 3 * scales[0]
+
+
 def test_choose_kernel_finds_a_quick_oscillation_beside_a_trend(rng):
     X = rng.random((250, 2))
     y = 5 * X[:, 0] + np.sin(60 * X[:, 1]) + 0.1 * rng.normal(size=250)
@@ -169,7 +179,10 @@ def test_choose_kernel_finds_a_quick_oscillation_beside_a_trend(rng):
 def test_choose_kernel_of_equally_relevant_columns_shares_their_length_scale():
     for seed in range(3):
         for n, d, screen_rows in ((70, 20, 500), (100, 3, 50)):  # of more rows, too
-            X, y = sample(np.random.default_rng(seed), n, d, d)
+            rng = np.random.default_rng(seed)
+            X = rng.normal(size=(n, d))
+            y = np.sin(1.5 * X.sum(1) / d**0.5) + 0.1 * rng.normal(size=n)
+            y = (y - y.mean()) / y.std()
             scales = length_scales(choose(X, y, replace(SETTINGS, screen_rows=screen_rows))[0])
             np.testing.assert_allclose(scales, scales[0], rtol=1e-10)
 
