@@ -1,7 +1,6 @@
 """The log posterior against a dense NumPy oracle, finite differences and autograd."""
 
 import math
-import pickle
 
 import numpy as np
 import pytest
@@ -124,13 +123,6 @@ def test_log_density_vanishes_where_nothing_can_be_factored():
     assert target.log_densities(target.medians[None]).tolist() == [-math.inf]
     with pytest.raises(ValueError, match="vanishes at every start"):
         find_mode(target, [target.medians])
-
-
-def test_log_posterior_pickles_small():
-    target = posterior(KERNELS["ard"](), *rows())
-    copy = pickle.loads(pickle.dumps(target))
-    assert copy.log_density(target.medians) == target.log_density(target.medians)
-    assert len(pickle.dumps(target)) < 10_000
 
 
 @pytest.mark.parametrize(

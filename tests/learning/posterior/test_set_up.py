@@ -96,13 +96,6 @@ def test_set_up_leaves_a_field_that_makes_an_anchored_gradient(few_joint_rows, g
     assert np.linalg.norm(root.T @ anchored.mean) < 4 * math.sqrt(noise / 16) + 0.1
 
 
-def test_set_up_is_reproducible_from_its_rng(few_joint_rows):
-    first, second = (set_up_for(make_posterior(60), 3) for _ in range(2))
-    assert_same(first.mode, second.mode)
-    assert_same(first.covariance, second.covariance)
-    assert first.field.rank == second.field.rank and first.n_gradients == second.n_gradients > 20
-
-
 def test_set_up_spares_rank_where_rows_are_many(few_joint_rows, monkeypatch):
     """More noise is let through, and more probes make up for it in the mode."""
     monkeypatch.setattr(tuned, "FIRST_RANK", 3)
@@ -219,32 +212,6 @@ def test_set_up_says_why_it_did_not_converge(max_cg, settings, expected, few_joi
     (problem,) = found.problems
     assert all(text in problem for text in expected)
     assert np.isfinite(found.mode).all() and found.covariance.shape == (4, 4)
-
-
-def test_a_callback_stops_with_the_mode_so_far(few_joint_rows):
-    """In the search for a start, and in the search proper."""
-    infos, posterior = [], make_posterior(60)
-
-    def watch(iteration, info):
-        infos.append((iteration, info))
-
-    set_up_for(posterior, callback=watch)
-    assert [i for i, _ in infos] == list(range(1, len(infos) + 1))
-    assert all(math.isfinite(info["loss"]) for _, info in infos)
-    first_step = next(i for i, info in infos if "gradient_norm" in info)
-    assert 2 < first_step < len(infos)
-    curvature = next(i for i, info in infos if i > first_step and "gradient_norm" not in info)
-    for when in (2, first_step, curvature):
-        seen = []
-
-        def stop(iteration, info, when=when, seen=seen):
-            seen.append(iteration)
-            return iteration == when
-
-        found = set_up_for(posterior, callback=stop)
-        assert seen == list(range(1, when + 1)) and not found.converged
-        assert "stopped by the callback" in found.problems[0]
-        assert np.isfinite(found.mode).all()
 
 
 def test_curvature_is_measured_with_a_point_left_out(generator):
