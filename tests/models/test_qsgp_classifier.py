@@ -11,10 +11,10 @@ from sklearn.gaussian_process.kernels import RBF, ConstantKernel
 from skgp.inference.weights.bases import WhitenedInducingBasis
 from skgp.kernels.spectral import FourierFeatures
 from skgp.learning import amplitude, defaults
+from skgp.learning import plan as module
 from skgp.learning.defaults import AMPLITUDES, MODERATIONS
 from skgp.learning.plan import Options, Plan, resolve_classification
 from skgp.likelihoods import Bernoulli
-from skgp.models import qsgp as module
 from tests.models.qsgp_problems import fit_classifier
 from tests.reference import laplace as reference
 from tests.same import assert_same
