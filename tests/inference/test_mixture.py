@@ -10,7 +10,7 @@ from sklearn.gaussian_process.kernels import RBF, DotProduct, Matern, WhiteKerne
 
 from skgp.data import merge_replicates
 from skgp.inference import defaults as tuned
-from skgp.inference.gaussian_mixture import mixture_log_density, mixture_moments, mixture_quantiles
+from skgp.inference.gp_mixture import mixture_log_density, mixture_moments, mixture_quantiles
 from skgp.inference.mixture import MixtureState
 from skgp.linalg.runtime import memory_limit
 from tests.same import assert_same

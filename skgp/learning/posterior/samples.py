@@ -23,8 +23,7 @@ from typing import Any
 import numpy as np
 from scipy.special import logsumexp
 
-from skgp.inference.gaussian_mixture import mixture_moments
-from skgp.inference.gp_mixture import GPMixture
+from skgp.inference.gp_mixture import GPMixture, mixture_moments
 from skgp.learning.posterior import defaults as tuned
 from skgp.learning.posterior.log_posterior import LogPosterior
 from skgp.learning.posterior.modes import Mode, laplace_modes, without_felt_bounds
