@@ -203,7 +203,7 @@ def _single_positive(X, Y):
     return X, torch.where(torch.arange(len(X))[:, None] == 17, 1.0, -1.0).double()
 
 
-@pytest.mark.parametrize("n", [1, 2, 30, 201, 400])
+@pytest.mark.parametrize("n", [1, 2, 201])
 @pytest.mark.parametrize(
     "odd", [_constant_column, _repeated_rows, _imbalanced, _outliers, _single_positive]
 )

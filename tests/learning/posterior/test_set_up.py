@@ -240,7 +240,7 @@ def test_curvature_is_measured_with_a_point_left_out(generator):
 # ------------------------------------------------------------------------------- the start
 
 
-@pytest.mark.parametrize(("n", "n_neighbors", "most"), [(200, 60, 2.0), (70, 69, 0.1)])
+@pytest.mark.parametrize(("n", "n_neighbors", "most"), [(120, 40, 2.0), (70, 69, 0.1)])
 def test_find_start_is_near_the_mode_and_with_all_neighbors_there(
     few_joint_rows, monkeypatch, n, n_neighbors, most
 ):
