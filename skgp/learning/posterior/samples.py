@@ -248,11 +248,9 @@ def sample_by_density(
     """Sample the posterior by values of its density: the exact one, or Vecchia's.
 
     ``callback(iteration, {"loss": float, ...})``, numbered through the search for the mode and the
-    sampling, stops by True with what there is. A ValueError for an unknown sampler, or where the
+    sampling, stops by True with what there is. A ValueError where the
     posterior vanishes at every start.
     """
-    if sampler not in ("importance", "hmc"):
-        raise ValueError(f'sampler must be "importance" or "hmc", got {sampler!r}.')
     recorder = callback if isinstance(callback, StopRecorder) else StopRecorder(callback)
     if modes is None:
         modes = laplace_modes(posterior, rng=rng, callback=recorder)

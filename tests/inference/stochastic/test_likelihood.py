@@ -260,8 +260,6 @@ def test_errors_name_the_remedy():
     problem = pairs_problem()
     i = index_set(problem.basis, torch.tensor([2]))
     Phi = problem.basis.features(problem.X, i.indices)
-    with pytest.raises(ValueError, match="bound must be .*'dropout'"):
-        latent_moments(Phi, i, block_of(problem, i, 0), bound="dropout")
     with pytest.raises(ValueError, match="basis_batch_size=2 gives a single sampling unit"):
         latent_moments(Phi, i, block_of(problem, i, 1))
     assert pair_weight(everything(problem.basis)) == 1.0
@@ -519,17 +517,3 @@ def test_non_finite_step_is_not_taken():
     assert torch.isfinite(caught.value.state.weights).all() and caught.value.state.n_iter == 20
     with pytest.raises(ValueError, match="X contains NaN or inf"):
         Fit(basis, X, y, n_support=0)
-
-
-@pytest.mark.parametrize(
-    "options, message",
-    [
-        (dict(bound="quadratic"), "bound must be .*'quadratic'"),
-        (dict(batch_size=0), "batch_size must be positive"),
-        (dict(offset=torch.zeros(3)), r"offset must have shape \(1,\)"),
-    ],
-)
-def test_options_out_of_range_are_named(options, message):
-    X, y = binary_data()
-    with pytest.raises(ValueError, match=message):
-        Fit(fourier_basis(), X, y, **options)
