@@ -42,10 +42,6 @@ def test_sequential_route_is_fit_relevance():
     assert fit.history == [-value for value in expected.history]
 
 
-def test_noise_is_kept_if_asked():
-    assert run(sinc(), noise=0.04, refit_noise=False).noise == 0.04
-
-
 def test_sgd_of_targets_that_are_all_zero_keeps_nothing():
     data = Data(sinc().X, torch.zeros(120, dtype=torch.float64))
     fit = run(data, SGD, max_iter=60)

@@ -1,7 +1,6 @@
 """Theorem 3: exact with every function, bounds in expectation, the erratum; the solver's optima."""
 
 import functools
-import pickle
 
 import numpy as np
 import pytest
@@ -495,16 +494,6 @@ def test_classes_share_features_and_nothing_else(n_dense):
         alone = Fit(basis, X, Y[:, c], offset=offset[c : c + 1], n_dense=n_dense, **SAMPLES)
         torch.testing.assert_close(together.mean[:, [c]], alone.mean, rtol=1e-9, atol=1e-12)
         torch.testing.assert_close(together.q(c).factor(), alone.q().factor())
-
-
-def test_warm_start_goes_on_from_the_state():
-    X, y = binary_data()
-    basis = fourier_basis()
-    first = Fit(basis, X, y, max_iter=75, decay=1.0, learning_rate=1.0)
-    state = pickle.loads(pickle.dumps(first.state))
-    fit = Fit(basis, X, y, state=state, max_iter=75, learning_rate=1.0)
-    assert state.n_iter == 150 and len(fit.history["loss"]) == 75
-    assert gap(DenseElbo(basis, X, y), fit) < 0.01
 
 
 def test_non_finite_step_is_not_taken():
