@@ -278,6 +278,7 @@ REPORTED = [
         (list(CHEAP)[0], {"solver": s, "basis": "fourier", "n_basis": 8})
         for s in ("cg", "gauss-seidel")
     ),
+    (list(CHEAP)[0], {"solver": "cg"}),
     *((list(CHEAP)[0], {"basis": "relevance", "solver": s}) for s in ("auto", "sgd")),
     *((list(CHEAP)[1], options) for options in ({}, {"basis": "relevance"})),
     *(

@@ -168,3 +168,12 @@ def test_online_refuses_invalid_input(X, Y):
         online().update(X, Y[:, :2])
     with pytest.raises(ValueError, match="row_weight must be finite and not negative"):
         online().update(X, Y, -torch.ones(N))
+
+
+def test_online_posterior_is_left_alone_by_later_batches(X, Y, X_new):
+    state = online().update(X[:60], Y[:60])
+    posterior = state.posterior()
+    before = posterior.mean_and_variance(X_new)
+    state.update(X[60:], Y[60:])
+    for moment, later in zip(before, posterior.mean_and_variance(X_new), strict=True):
+        assert_same(moment, later)

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import pickle
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from skgp.kernels.operators import KernelOperator, RowOperator, kernel_matmul
 from skgp.linalg.runtime import memory_limit
 from tests.contracts.kernels import ARD, N_INPUTS, each_kernel
 from tests.reference.kernels import naive_gram
+from tests.same import assert_same
 
 N, COLUMNS = 37, 4
 KERNEL = 1.7 * RBF(ARD) + 0.4 * Matern(ARD, nu=1.5)
@@ -159,3 +161,16 @@ def test_row_operator_in_float32_keeps_distances_exact_where_scales_are_short(st
         torch.testing.assert_close(product.double(), V.double() @ K, rtol=1e-5, atol=1e-5)
         rows = operator.rows(torch.tensor([1])).double()
         torch.testing.assert_close(rows, K[1:2], rtol=1e-5, atol=1e-5)
+
+
+def test_row_operator_pickles_without_its_matrix():
+    X, V = normal(300, N_INPUTS), normal(COLUMNS, 300, seed=1)
+    operator = RowOperator(KERNEL, X)
+    with pytest.raises(RuntimeError, match="set_theta"):
+        operator.matmul(V)
+    operator.set_theta(torch.as_tensor(KERNEL.theta))
+    pickled = pickle.dumps(operator)
+    assert len(pickled) < 50_000
+    again = pickle.loads(pickled)
+    again.set_theta(torch.as_tensor(KERNEL.theta))
+    assert_same(again.matmul(V), operator.matmul(V))

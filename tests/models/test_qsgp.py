@@ -439,3 +439,25 @@ def test_stochastic_route_predicts_by_the_features_it_was_trained_on():
         for again, moment in zip(copied.mean_and_variance(X_TEST), moments, strict=True):
             assert_same(again, moment)
     assert later[-1].kernel == MOVED
+
+
+@pytest.mark.filterwarnings("ignore:Stochastic gradients are far from convergence")
+def test_warm_start_keeps_the_features_when_the_hyperparameters_moved():
+    first = descend(TERMS, replace(OPTIONS, max_iter=30))
+    state = pickle.loads(pickle.dumps(first.state))
+    weights = state.weights[:, 0].clone()
+    still = replace(OPTIONS, max_iter=1, learning_rate=1e-12)
+    fit = descend(MOVED, still, state)
+    assert fit.n_iter == 31 and fit.kernel == MOVED
+    Phi = FourierFeatures(TERMS, 40, 1, seed=OPTIONS.seed).all_features(
+        X_TEST, torch.as_tensor(MOVED.theta)
+    )
+    torch.testing.assert_close(fit.posterior.mean(X_TEST), Phi @ weights, rtol=1e-6, atol=1e-8)
+
+
+@pytest.mark.parametrize("change", ["kernel", "feature_map"])
+def test_warm_start_from_other_features_starts_anew(change):
+    state = descend(TERMS, replace(OPTIONS, max_iter=30)).state
+    kernel = 1.3 * RBF(0.8) if change == "kernel" else TERMS
+    kind = "iid" if change == "feature_map" else OPTIONS.feature_map
+    assert descend(kernel, replace(OPTIONS, max_iter=30, feature_map=kind), state).n_iter == 30

@@ -72,3 +72,20 @@ def test_length_scales_that_suit_or_are_bound_are_kept(kernel):
         assert found.length_scale >= 50
     else:
         assert found == kernel
+
+
+@pytest.mark.parametrize("plan", [SEQUENTIAL, SGD], ids=lambda plan: plan.solver)
+def test_max_iter_bounds_the_iterations(plan):
+    assert run(sinc(), plan, max_iter=5).n_iter == 5
+
+
+def test_shortening_stops_when_the_callback_says_so():
+    calls = []
+    kernel = RBF(100.0)
+    found = shorten_length_scales(
+        kernel,
+        sinc(),
+        generator=generator(),
+        callback=lambda iteration, info: calls.append(iteration) or True,
+    )
+    assert len(calls) == 1 and found == kernel

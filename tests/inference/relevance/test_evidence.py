@@ -403,3 +403,11 @@ def test_separable_and_one_sided_labels_stay_finite(n):
         mean, variance = fit.posterior.mean_and_variance(X)
         assert bool(torch.isfinite(torch.cat([mean, variance])).all())
         assert np.isfinite(fit.log_evidence)
+
+
+def test_amplitude_of_the_kernel_has_no_effect():
+    X, y = sinc(150)
+    one, other = (fit_relevance(a * RBF(2.0), X, y) for a in (1.0, 16.0))
+    assert torch.equal(one.indices, other.indices)
+    np.testing.assert_allclose(one.log_evidence, other.log_evidence, atol=1e-6)
+    np.testing.assert_allclose(one.posterior.mean(GRID), other.posterior.mean(GRID), atol=1e-6)

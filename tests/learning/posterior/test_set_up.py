@@ -259,3 +259,36 @@ def test_find_start_of_few_rows_is_the_mode(given):
     error, scales = whitened(posterior, start.u, start.covariance)
     assert np.abs(error).max() < 0.05
     np.testing.assert_allclose(scales, 1, atol=0.01)
+
+
+def test_a_callback_stops_with_the_mode_so_far(few_joint_rows):
+    """In the search for a start, and in the search proper."""
+    infos, posterior = [], make_posterior(60)
+
+    def watch(iteration, info):
+        infos.append((iteration, info))
+
+    set_up_for(posterior, callback=watch)
+    assert [i for i, _ in infos] == list(range(1, len(infos) + 1))
+    assert all(math.isfinite(info["loss"]) for _, info in infos)
+    first_step = next(i for i, info in infos if "gradient_norm" in info)
+    assert 2 < first_step < len(infos)
+    curvature = next(i for i, info in infos if i > first_step and "gradient_norm" not in info)
+    for when in (2, first_step, curvature):
+        seen = []
+
+        def stop(iteration, info, when=when, seen=seen):
+            seen.append(iteration)
+            return iteration == when
+
+        found = set_up_for(posterior, callback=stop)
+        assert seen == list(range(1, when + 1)) and not found.converged
+        assert "stopped by the callback" in found.problems[0]
+        assert np.isfinite(found.mode).all()
+
+
+def test_set_up_is_reproducible_from_its_rng(few_joint_rows):
+    first, second = (set_up_for(make_posterior(60), 3) for _ in range(2))
+    assert_same(first.mode, second.mode)
+    assert_same(first.covariance, second.covariance)
+    assert first.field.rank == second.field.rank and first.n_gradients == second.n_gradients > 20

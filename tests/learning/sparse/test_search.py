@@ -281,3 +281,28 @@ def test_choose_blend_lowers_both_losses_of_the_rows_held_out():
 
     assert 0 < blend.share and both(blend.share) < both(0.0) - 2e-3
     assert both(blend.share) < min(both(share) for share in defaults.BLEND_SHARES) + 0.05
+
+
+def test_fit_minibatch_depends_on_its_generator_only():
+    data, state, objective = minibatch_problem()
+    options = {"batch_size": 30, "max_iter": 5}
+    first, again, other = (
+        fit_minibatch(state, data, objective, generator=seeded(seed), **options).state.mean
+        for seed in (0, 0, 1)
+    )
+    assert not torch.equal(first, other)
+    assert_same(first, again)
+
+
+def test_fit_minibatch_stops_when_told():
+    data, state, objective = minibatch_problem()
+    heard = []
+
+    def callback(iteration, info):
+        heard.append(info["loss"])
+        return len(heard) == 4
+
+    found = fit_minibatch(
+        state, data, objective, max_iter=50, generator=seeded(), callback=callback
+    )
+    assert found.stopped and len(heard) == len(found.history) == 4
