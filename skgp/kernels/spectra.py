@@ -110,6 +110,7 @@ def _multiply(left: list[Term], right: list[Term]) -> list[Term]:
 
 
 def _power(node: Node, dims: tuple[int, ...] | None) -> list[Term]:
+    """Terms of a whole power of an expression: every product of as many of its terms."""
     exponent = float(node.kernel.exponent)
     if not exponent.is_integer() or exponent < 1:
         raise ValueError(

@@ -266,6 +266,7 @@ class FourierFeatures:
         return draws
 
     def _drawn(self, block: int) -> list[list[Draws]]:
+        """The draws of a block, by term and factor: a function of (seed, block) alone."""
         # Philox is a counter-based generator: the key alone decides the stream.
         key = np.array([self.seed, block], dtype=np.uint64)
         rng = np.random.Generator(np.random.Philox(key=key))

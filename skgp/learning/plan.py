@@ -328,6 +328,7 @@ def affordable_points(n: int, n_problems: int = 1) -> int:
 
 
 def _classifier_covariance(asked: Plan, solver: str, m: int, n_problems: int) -> str:
+    """The covariance asked for, or the one that is affordable."""
     offered = CLASSIFIER_COVARIANCES[solver]
     if asked.covariance == "auto":
         large = n_problems * m * m > FULL_COVARIANCE_NUMBERS

@@ -386,6 +386,7 @@ def _langevin(settings: Settings, chain: LangevinChain, step: float) -> None:
 
 
 def _mala(settings: Settings, chain: LangevinChain, step: float) -> None:
+    """A Langevin step, corrected by Metropolis' rule, its log ratio by Simpson's along the step."""
     x, rng, entry = chain.x, chain.rng, _entry(settings, chain)
     narrowing = step / (4 - step) * settings.noise
     gradient = settings.gradient(chain, x, entry)
@@ -413,6 +414,7 @@ def _mala(settings: Settings, chain: LangevinChain, step: float) -> None:
 
 
 def _sgld(settings: Settings, chain: LangevinChain, step: float) -> None:
+    """A step of the paper: half a step up the gradient, and noise of variance `step`."""
     if chain.frozen_at:
         step = chain.step_size
     if chain.n_done % tuned.KEPT == 0:

@@ -158,6 +158,7 @@ class StreamingGram(TensorState):
         return other
 
     def _add_chunk(self, X: Tensor, y: Tensor, weight: Tensor) -> None:
+        """Add X (c, d), y (c,) or (c, t) and weights (c,) to the sums; O(c m^2)."""
         Phi = X.new_empty(X.shape[0], self.basis.n_features)
         for block in range(self.basis.n_blocks):
             Phi[:, self.basis.block_slice(block)] = self.basis.features(X, block)

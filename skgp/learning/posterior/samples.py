@@ -358,6 +358,7 @@ class _Free:
 
 
 def _by_importance(free: _Free, n_samples: int, target_ess: float) -> PosteriorSamples:
+    """Weighted samples, until as many are effective as asked for or were drawn."""
     n_points = min(free.round, max(2, n_samples + n_samples % 2))
     target = free.target
     found = free.importance(
@@ -396,6 +397,7 @@ def _by_importance(free: _Free, n_samples: int, target_ess: float) -> PosteriorS
 
 
 def _by_hmc(free: _Free, run: Run) -> PosteriorSamples:
+    """Chains that start from, and jump by, what some rounds of importance sampling found."""
     pilot = free.importance(n_points=free.round, max_rounds=tuned.PILOT_ROUNDS, target_ess=math.inf)
     found = free.hmc(run, pilot)
     n_drawn = found.points.shape[1]
