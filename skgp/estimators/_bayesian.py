@@ -18,7 +18,7 @@ from skgp.estimators._base_regressor import BaseGPRegressor
 from skgp.estimators._fitting import FitSession, within_limits
 from skgp.estimators._parameters import Interval, StrOptions, options, warn_at_bounds
 from skgp.estimators._posterior_summary import PosteriorSummary, inference_data, summarise
-from skgp.inference.gaussian_mixture import mixture_log_density, mixture_quantiles
+from skgp.inference.gp_mixture import mixture_log_density, mixture_quantiles
 from skgp.learning.evidence import ExactEvidence
 from skgp.learning.posterior.log_posterior import LogPosterior
 from skgp.learning.posterior.plan import Plan, cost_of_products, resolve_plan

@@ -16,7 +16,7 @@ from sklearn.utils.validation import validate_data
 from skgp.estimators._validation import is_valid, told_of_text
 from skgp.estimators.defaults import CALLED_MATRICES, EXACT_MATRICES
 from skgp.kernels.training import is_called
-from skgp.learning.multi_start import search_from_starts
+from skgp.learning.starts import search_from_starts
 from skgp.linalg.runtime import require_memory
 
 

@@ -87,6 +87,7 @@ def choose_method(estimator: Any, X: Any, y: np.ndarray) -> tuple[str, str]:
 def _by_size(
     n: int, d: int, kernel: Kernel | None, likelihood: str, has_exact: bool, *, several: bool
 ) -> tuple[str, str]:
+    """The method that n observations of d columns take by "auto", and why."""
     count = f"{n} observations are"
     if has_exact and n <= EXACT_ROWS:
         return "exact", f"{count} no more than {EXACT_ROWS}"

@@ -216,6 +216,7 @@ class GaussianProcessClassifier(CallbackSupportMixin, ClassifierMixin, BaseEstim
         return self
 
     def _fit_exact(self, X: Any, y: np.ndarray, session: FitSession) -> None:
+        """Laplace's approximation of scikit-learn's classifier, one-vs-rest or one-vs-one."""
         base = LaplaceBinaryClassifier(
             self.kernel,
             optimizer=self.optimizer,

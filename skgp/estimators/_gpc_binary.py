@@ -93,6 +93,7 @@ class LaplaceBinaryClassifier(ClassifierMixin, BaseEstimator):
         return self
 
     def _evidence(self) -> LaplaceEvidence:
+        """Laplace's log evidence of the training labels, as a function of theta."""
         gram = training_gram(
             self.kernel_, self.X_train_, resolve_device(self.device, len(self.y_train_))
         )

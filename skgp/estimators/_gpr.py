@@ -234,6 +234,7 @@ class GaussianProcessRegressor(
     def _fit_exact(
         self, X: Any, y: np.ndarray, alpha: float | np.ndarray, session: FitSession
     ) -> None:
+        """The exact process of `X_train_`: hyper-parameters, factor and weights."""
         device = resolve_device(self.device, len(y))
         kernel = ConstantKernel() * RBF() if self.kernel is None else clone(self.kernel)
         check_exact_memory(kernel, X, learns=self.optimizer is not None)
@@ -297,6 +298,7 @@ class GaussianProcessRegressor(
     def _fit_estimator(
         self, X: np.ndarray, y: np.ndarray, alpha: float | np.ndarray, session: FitSession
     ) -> None:
+        """The estimator of this package that stands behind ``method_``, fitted."""
         estimator, self._alpha = regressor_of(self, y, float(alpha))
         context = session.context.subcontext(task_name=self.method_)
         with context.propagate_callback_context(estimator):

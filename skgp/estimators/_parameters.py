@@ -136,6 +136,7 @@ def warn_of_idle_options(estimator: Any, *, fitted: bool) -> None:
 
 
 def _message(estimator: object, option: Option, idle: dict[str, Any]) -> str:
+    """What a warning says of parameters without effect, and where they would have one."""
     found = {name: getattr(estimator, name) for name in option.where}
     chosen = [
         f"{name}='auto' chose {getattr(estimator, f'{name}_')!r}"

@@ -38,6 +38,7 @@ from skgp.learning.plan import (
     in_sums,
     resolve_classification,
     streaming_classification,
+    unit_prior_basis,
 )
 from skgp.learning.search import HyperparameterFit
 from skgp.learning.stochastic import SomeRows
@@ -374,7 +375,7 @@ class QSGPClassifier(ProjectedClassifierMixin, QSGPMixin, StreamingGPClassifier)
             centres = cluster_centres(given.X.numpy(), plan.size, found.kernel, random_state=rng)
             Z = to_tensor(centres, device=backend.device)
         settings = Options(feature_map=self.feature_map, seed=backend.seed)
-        basis = qsgp.unit_prior_basis(found.kernel, rows.X, plan, settings, Z)
+        basis = unit_prior_basis(found.kernel, rows.X, plan, settings, Z)
         offset = to_tensor(self.offset_, device=backend.device)
         self._online = OnlineLaplace(basis, offset, self._likelihood)
         self.kernel_, self.basis_, self.n_basis_ = found.kernel, plan.basis, plan.size

@@ -128,6 +128,7 @@ class MixtureState(GPMixture):
         return out
 
     def _component_moments(self, Z: Tensor) -> tuple[Tensor, Tensor]:
+        """Means and variances (S, t) of f at the rows of Z (t, d) under each sample."""
         few = self._few_covariances(Z)
         if few is not None:
             half = torch.linalg.solve_triangular(self._all_factors(), few, upper=False)

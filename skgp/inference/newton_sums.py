@@ -67,6 +67,7 @@ class ClassRows:
         return reduce(operator.add, (self._of_tile(t, columns, weights, first) for t in tiles))
 
     def _of_tile(self, data: Data, columns: Tensor, weights: Tensor, first: bool) -> NewtonSums:
+        """The sums of some observations at weights (m, k) of the columns that still move."""
         design = StreamedDesign(self.basis, data.X)
         offset = self.offset[columns]
         problem = newton_problem(

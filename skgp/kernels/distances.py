@@ -233,6 +233,7 @@ def by_differences_where_near(D: Tensor, A: Tensor, B: Tensor, a2: Tensor) -> Te
 
 
 def _expanded_squared(A: Tensor, B: Tensor, same: bool) -> Tensor:
+    """Squared distances (..., n, p) by products, far rows by differences."""
     a2 = A.square().sum(-1)
     b2 = a2 if same else B.square().sum(-1)
     if any_far(a2) or not same and any_far(b2):

@@ -229,6 +229,7 @@ def _plan(kernel: Kernel, start: int) -> tuple[Part, int]:
 
 
 def _bind(part: Part, theta: Tensor | None, dtype, device) -> Node:
+    """A node of the expression with parameters as tensors, batches of theta in front."""
     params: dict[str, Tensor] = {}
     for name, place, own in part.params:
         if place is None or theta is None:

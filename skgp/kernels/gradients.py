@@ -108,6 +108,7 @@ class _DenseTiles:
 
 @torch.no_grad()
 def _evaluate(kernel, X, Z, theta, tiles) -> Tensor:
+    """Gradient (p,) in theta of the sum of W * K over tiles ``(rows, columns, W)``."""
     check_kernel(kernel)
     if theta is None:
         theta = torch.as_tensor(kernel.theta)

@@ -293,6 +293,7 @@ def _is_rbf(node: Node) -> bool:
 
 
 def _check_inputs(kernel: Kernel, X: Tensor, Z: Tensor | None) -> None:
+    """Refuse what is no floating tensor of rows, or two sets that do not fit."""
     check_kernel(kernel)
     for name, tensor in (("X", X), ("Z", Z)):
         if tensor is not None and (tensor.ndim < 2 or not tensor.is_floating_point()):

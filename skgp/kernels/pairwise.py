@@ -319,6 +319,7 @@ def _compiled(part: Part, squares: Tensor) -> Evaluate:
 
 
 def _constant(part: Part, squares: Tensor) -> Evaluate:
+    """A constant as a function of theta (k, p), and its pullback."""
     (_, place, own) = part.params[0]
     fixed = squares.new_tensor(float(own))
 
@@ -332,6 +333,7 @@ def _constant(part: Part, squares: Tensor) -> Evaluate:
 
 
 def _stationary(part: Part, squares: Tensor) -> Evaluate:
+    """Entries (k, n^2) of a stationary kernel at squared differences, and their pullback."""
     (_, place, own) = part.params[0]
     k_and_slope, root = LEAVES[type(part.kernel)].profile(part.kernel, {})
     factor = root**2  # 1 or 2 nu

@@ -36,7 +36,9 @@ from sklearn.gaussian_process.kernels import (
 )
 from torch import Tensor
 
-from .defaults import MIN_HADAMARD
+from skgp.linalg.runtime import constant
+
+from .defaults import MIN_HADAMARD, PHASE_PIECE, TWICE
 from .expression import Node, bind, check_kernel, summands
 from .leaves import LEAVES
 from .specs import SHO, ActiveDims, Cosine, check_one_column
@@ -108,6 +110,7 @@ def _multiply(left: list[Term], right: list[Term]) -> list[Term]:
 
 
 def _power(node: Node, dims: tuple[int, ...] | None) -> list[Term]:
+    """Terms of a whole power of an expression: every product of as many of its terms."""
     exponent = float(node.kernel.exponent)
     if not exponent.is_integer() or exponent < 1:
         raise ValueError(
@@ -250,3 +253,59 @@ GAUSSIAN_ROWS: dict[str, Callable[[int, int, np.random.Generator], Tensor]] = {
     "orthogonal": orthogonal_rows,
     "hadamard": hadamard_rows,
 }
+
+
+class Pairs(torch.autograd.Function):
+    """Features (n, 2b) of X (n, d), W (b, d) and amplitude (b,); cf. `fill_pairs`.
+
+    Cosine and sine are each other's derivative, so the result is all that must be kept.
+    """
+
+    @staticmethod
+    def forward(ctx, X, W, amplitude):
+        """Features (n, 2b)."""
+        out = fill_pairs(X, W, amplitude, X.new_empty(X.shape[0], 2 * W.shape[0]))
+        ctx.save_for_backward(X, W, amplitude, out)
+        return out
+
+    @staticmethod
+    def backward(ctx, grad):
+        """Gradients of X, W and the amplitude, from that of the features."""
+        X, W, amplitude, out = ctx.saved_tensors
+        cosine, sine = out[:, 0::2], out[:, 1::2]
+        grad_cosine, grad_sine = grad[:, 0::2], grad[:, 1::2]
+        grad_phase = grad_sine * cosine - grad_cosine * sine  # (n, b)
+        grad_X = grad_phase @ W if ctx.needs_input_grad[0] else None
+        grad_W = grad_phase.mT @ X if ctx.needs_input_grad[1] else None
+        grad_amplitude = None
+        if ctx.needs_input_grad[2]:
+            # Features are linear in the amplitude; where it underflowed to 0 so did they.
+            total = (grad * out).sum(0).unflatten(0, (-1, 2)).sum(1)
+            grad_amplitude = torch.where(amplitude > 0, total / amplitude, 0)
+        return grad_X, grad_W, grad_amplitude
+
+
+def fill_pairs(X: Tensor, W: Tensor, amplitude: Tensor, out: Tensor) -> Tensor:
+    """Write the features to ``out`` (n, 2b), piece by piece, each small enough for the cache."""
+    n, d = X.shape
+    twice = d <= TWICE
+    amplitude = amplitude[:, None].expand(-1, 2).reshape(-1)
+    if twice:
+        # sin(u) = cos(u - pi/2): with every frequency doubled, the second a quarter turn behind,
+        # one contiguous cosine makes both.
+        turn = constant([0.0, -math.pi / 2], dtype=torch.float64, device=W.device)
+        turn = turn.to(W.dtype).repeat(W.shape[0])
+        W = torch.cat([W[:, None].expand(-1, 2, -1).reshape(-1, d), turn[:, None]], 1)
+        X = torch.cat([X, torch.ones_like(X[:, :1])], 1)
+    # A product with few rows would spend its time on reading W: take d of them at least.
+    step = max(1, n) if X.is_cuda else max(1, 2 * PHASE_PIECE // out.shape[1], d)
+    for start in range(0, n, step):
+        rows, piece = X[start : start + step], out[start : start + step]
+        if twice:
+            torch.mm(rows, W.T, out=piece).cos_()
+        else:
+            phase = rows @ W.T
+            torch.cos(phase, out=piece[:, 0::2])
+            torch.sin(phase, out=piece[:, 1::2])
+        piece.mul_(amplitude)
+    return out

@@ -12,7 +12,6 @@ needed, so that their number is not limited by memory.
 from __future__ import annotations
 
 import copy
-import math
 from collections import OrderedDict
 from typing import Any
 
@@ -23,10 +22,10 @@ from torch import Tensor
 
 from skgp.linalg.runtime import constant, free_memory
 
-from .defaults import CACHE_BYTES, DEVICE_SHARE, LARGEST_PHASE, PHASE_PIECE, TWICE
+from .defaults import CACHE_BYTES, DEVICE_SHARE, LARGEST_PHASE
 from .expression import Binder, check_kernel
 from .leaves import LEAVES, Draws
-from .spectra import GAUSSIAN_ROWS, Term, expand
+from .spectra import GAUSSIAN_ROWS, Pairs, Term, expand, fill_pairs
 
 
 class FourierFeatures:
@@ -267,6 +266,7 @@ class FourierFeatures:
         return draws
 
     def _drawn(self, block: int) -> list[list[Draws]]:
+        """The draws of a block, by term and factor: a function of (seed, block) alone."""
         # Philox is a counter-based generator: the key alone decides the stream.
         key = np.array([self.seed, block], dtype=np.uint64)
         rng = np.random.Generator(np.random.Philox(key=key))
@@ -328,7 +328,7 @@ class FourierFeatures:
         X = within_reach(X, W)
         W, amplitude = W.to(X.dtype), amplitude.to(X.dtype)
         if torch.is_grad_enabled() and any(t.requires_grad for t in (X, W, amplitude)):
-            return _Pairs.apply(X, W, amplitude)
+            return Pairs.apply(X, W, amplitude)
         with torch.no_grad():
             return fill_pairs(X, W, amplitude, X.new_empty(len(X), 2 * len(W)))
 
@@ -366,57 +366,3 @@ def within_reach(X: Tensor, W: Tensor) -> Tensor:
     typical = W.detach().abs().sqrt().mean(0).square().to(X)
     phase = X.detach().abs() @ typical
     return X * (LARGEST_PHASE / phase).clamp_max_(1.0)[:, None]
-
-
-class _Pairs(torch.autograd.Function):
-    """Features (n, 2b) of X (n, d), W (b, d) and amplitude (b,); cf. `fill_pairs`.
-
-    Cosine and sine are each other's derivative, so the result is all that must be kept.
-    """
-
-    @staticmethod
-    def forward(ctx, X, W, amplitude):
-        out = fill_pairs(X, W, amplitude, X.new_empty(X.shape[0], 2 * W.shape[0]))
-        ctx.save_for_backward(X, W, amplitude, out)
-        return out
-
-    @staticmethod
-    def backward(ctx, grad):
-        X, W, amplitude, out = ctx.saved_tensors
-        cosine, sine = out[:, 0::2], out[:, 1::2]
-        grad_cosine, grad_sine = grad[:, 0::2], grad[:, 1::2]
-        grad_phase = grad_sine * cosine - grad_cosine * sine  # (n, b)
-        grad_X = grad_phase @ W if ctx.needs_input_grad[0] else None
-        grad_W = grad_phase.mT @ X if ctx.needs_input_grad[1] else None
-        grad_amplitude = None
-        if ctx.needs_input_grad[2]:
-            # Features are linear in the amplitude; where it underflowed to 0 so did they.
-            total = (grad * out).sum(0).unflatten(0, (-1, 2)).sum(1)
-            grad_amplitude = torch.where(amplitude > 0, total / amplitude, 0)
-        return grad_X, grad_W, grad_amplitude
-
-
-def fill_pairs(X: Tensor, W: Tensor, amplitude: Tensor, out: Tensor) -> Tensor:
-    """Write the features to ``out`` (n, 2b), piece by piece, each small enough for the cache."""
-    n, d = X.shape
-    twice = d <= TWICE
-    amplitude = amplitude[:, None].expand(-1, 2).reshape(-1)
-    if twice:
-        # sin(u) = cos(u - pi/2): with every frequency doubled, the second a quarter turn behind,
-        # one contiguous cosine makes both.
-        turn = constant([0.0, -math.pi / 2], dtype=torch.float64, device=W.device)
-        turn = turn.to(W.dtype).repeat(W.shape[0])
-        W = torch.cat([W[:, None].expand(-1, 2, -1).reshape(-1, d), turn[:, None]], 1)
-        X = torch.cat([X, torch.ones_like(X[:, :1])], 1)
-    # A product with few rows would spend its time on reading W: take d of them at least.
-    step = max(1, n) if X.is_cuda else max(1, 2 * PHASE_PIECE // out.shape[1], d)
-    for start in range(0, n, step):
-        rows, piece = X[start : start + step], out[start : start + step]
-        if twice:
-            torch.mm(rows, W.T, out=piece).cos_()
-        else:
-            phase = rows @ W.T
-            torch.cos(phase, out=piece[:, 0::2])
-            torch.sin(phase, out=piece[:, 1::2])
-        piece.mul_(amplitude)
-    return out

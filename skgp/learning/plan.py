@@ -27,8 +27,12 @@ from torch import Tensor
 
 from skgp.data import Data
 from skgp.inference.defaults import HELD_SUMS
+from skgp.inference.weights.bases import Basis, WhitenedInducingBasis
+from skgp.inference.weights.design import StreamedDesign
 from skgp.inference.weights.gram import StreamingGram
+from skgp.kernels.distances import origin
 from skgp.kernels.spectra import has_spectral_density
+from skgp.kernels.spectral import FourierFeatures
 from skgp.learning.defaults import (
     CHOLESKY_FEATURES,
     DENSE_MATRICES,
@@ -41,6 +45,8 @@ from skgp.learning.defaults import (
     MOST_FEATURES,
     NEWTON_FLOPS,
     PRECONDITIONER_RANK,
+    PROBE_ROWS,
+    SINGLE_SIZE,
     STOCHASTIC_FEATURES,
     STREAMING_FEATURES,
     SUMS_PASSES,
@@ -322,6 +328,7 @@ def affordable_points(n: int, n_problems: int = 1) -> int:
 
 
 def _classifier_covariance(asked: Plan, solver: str, m: int, n_problems: int) -> str:
+    """The covariance asked for, or the one that is affordable."""
     offered = CLASSIFIER_COVARIANCES[solver]
     if asked.covariance == "auto":
         large = n_problems * m * m > FULL_COVARIANCE_NUMBERS
@@ -346,3 +353,27 @@ def streaming_classification(asked: Plan, n: int, kernel) -> Plan:
     m = STREAMING_FEATURES if asked.n_basis is None else asked.n_basis
     m = m + m % 2 if basis == "fourier" else min(m, n)
     return Plan(basis, m, "newton", "full", "a stream keeps its basis")
+
+
+# ---- the features of a plan
+
+
+def unit_prior_basis(
+    kernel, X: Tensor, plan: Plan, options: Options, Z: Tensor | None, *, near: bool = False
+) -> Basis:
+    """Whitened inducing points, Z or all X; or Fourier features: `near` X phases lose no digits."""
+    if plan.basis == "inducing":
+        return WhitenedInducingBasis(kernel, X if Z is None else Z)
+    draws: dict[str, Any] = {"kind": options.feature_map, "seed": options.seed}
+    zero = origin(X)[0] if near else None
+    return FourierFeatures(kernel, plan.size, X.shape[1], origin=zero, **draws)
+
+
+def training_design(basis: Basis, X: Tensor, route: str, options: Options) -> StreamedDesign:
+    """Features at X; many of a route ("laplace", "newton") in float32 if no accuracy is lost."""
+    dtype = options.dtype
+    if len(X) * basis.n_features > SINGLE_SIZE[route]:
+        dtype = torch.float32
+    if dtype == torch.float32 and isinstance(basis, WhitenedInducingBasis):
+        basis = basis.in_single_precision(X[:: -(-len(X) // PROBE_ROWS[route])])
+    return StreamedDesign(basis, X, dtype=dtype)

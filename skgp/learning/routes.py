@@ -44,6 +44,7 @@ from skgp.data import Data
 from skgp.inference.neighbors.kriging import KrigingModel
 from skgp.inference.neighbors.search import NeighborSearch
 from skgp.inference.pathwise import affordable_rank, pivoted_factor
+from skgp.kernels.expression import split_noise
 from skgp.kernels.gram import gram_diag, gram_tile
 from skgp.kernels.operators import KernelOperator
 from skgp.kernels.spectra import has_spectral_density
@@ -63,6 +64,7 @@ from skgp.learning.defaults import (
     GRAM_FLOPS,
     GRAM_MATRICES,
     LARGEST_LEFT,
+    LEAST_EFFECT,
     LEAST_GAIN,
     LEFT_ROWS,
     LOW_RANK,
@@ -76,7 +78,7 @@ from skgp.learning.defaults import (
     TRIAL_FEATURES,
     TRIAL_ROWS,
 )
-from skgp.learning.plan import Plan, matrix_room, refuse_other, warn_of_too_many
+from skgp.learning.plan import Fit, Plan, Problem, matrix_room, refuse_other, warn_of_too_many
 from skgp.linalg.preconditioners import LowRank
 from skgp.linalg.runtime import TensorState, memory_budget
 
@@ -215,6 +217,37 @@ def _choose_solver(basis: str, n_basis: int, n: int) -> str:
 
 #: Maps data and a plan in weight space to a posterior and its noise variance.
 Fitter = Callable[[Data, Plan], tuple[object, float]]
+
+
+def fit_low_rank(
+    p: Problem, asked: Plan, fit_weights: Callable[[Problem, Plan, Tensor], Fit]
+) -> Fit | None:
+    """Fit by the pivots of K, where noise hides what they leave of it; None where not.
+
+    Of ``p.kernel``, or of ``p.rival`` if all observations are likelier under that: from their
+    neighbours they are predicted as well by a kernel that is too smooth for all of them.
+    """
+    fit = _fit_pivots(p, asked, fit_weights)
+    if fit is None or p.rival is None:
+        return fit
+    signal, white = split_noise(p.rival)
+    noise = p.noise if white is None else float(white.noise_level)
+    other = _fit_pivots(replace(p, kernel=signal, noise=noise), asked, fit_weights)
+    here = fit.log_marginal_likelihood
+    if other is None or here is None or other.log_marginal_likelihood is None:
+        return fit
+    gain = other.log_marginal_likelihood - here
+    return other if gain > LEAST_EFFECT * p.data.total * p.data.n_targets else fit
+
+
+def _fit_pivots(p: Problem, asked: Plan, fit_weights) -> Fit | None:
+    found = low_rank_factor(p.kernel, p.data, p.noise, seed=p.options.seed, generator=p.generator)
+    if found is None:
+        return None
+    rank = found.factor.shape[1]
+    reason = f"K has numerical rank {rank}: noise hides the rest"
+    plan = Plan("inducing", rank, "cholesky", asked.covariance, reason)
+    return fit_weights(p, with_covariance(plan, asked.covariance, len(p.data)), found.pivots)
 
 
 def low_rank_factor(

@@ -161,6 +161,7 @@ class _Regression:
         return basis, state
 
     def _continues(self, previous: SGDState, k: int) -> bool:
+        """Whether an earlier state, of k columns of its factor, is that of this problem."""
         fourier, theta = previous.fourier, self.kernel.theta
         return (
             previous.weights.shape == (self.plan.size, 1 + k)

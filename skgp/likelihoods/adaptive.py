@@ -166,6 +166,7 @@ class _Placed(NamedTuple):
 
 
 def _place(likelihood: Likelihood, y: Tensor, mean: Tensor, var: Tensor) -> _Placed:
+    """Where the integrands of rows y, mean, var have their peaks, and how wide these are."""
     # At v = 0 the integrand in z is a standard normal, whatever the likelihood.
     std = var.clamp_min(torch.finfo(var.dtype).tiny).sqrt()
     mode = tilted_mode(likelihood, y, mean, std)
@@ -184,6 +185,7 @@ def _place(likelihood: Likelihood, y: Tensor, mean: Tensor, var: Tensor) -> _Pla
 def _value_and_slopes(
     likelihood: Likelihood, y: Tensor, placed: _Placed, n_points: int
 ) -> tuple[Tensor, Tensor, Tensor]:
+    """The log-expectation of each row and its derivatives in mean and variance."""
     mode, centre, std, curvature, sinh = placed
     offset, spacing = sinh.nodes(n_points)
     log_prob, first, second = likelihood._log_prob_and_derivatives(

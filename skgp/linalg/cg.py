@@ -382,6 +382,7 @@ class _Draws:
 
 
 def _warn(cg: _Recursion, max_iter: int, stop: float) -> None:
+    """Say why unbiased estimates did not converge."""
     reason = (
         "the matrix is not positive definite to the precision of its products: use float64 or a "
         "larger noise variance"

@@ -124,6 +124,7 @@ class _Pools:
 
     @contextlib.contextmanager
     def limit(self, n_threads: int) -> Iterator[None]:
+        """Limit all pools to so many threads; the last user restores them."""
         with self._lock:
             openmp = self._find()["openmp"].limit(limits=n_threads)
             if not self._n_users:

@@ -54,29 +54,25 @@ from skgp.inference.relevance.evidence import (
 )
 from skgp.inference.relevance.stochastic import fit_relevance_stochastic, polish
 from skgp.inference.stochastic.engine import SGDOptions
-from skgp.inference.weights.bases import Basis, WhitenedInducingBasis
 from skgp.inference.weights.design import StreamedDesign
 from skgp.inference.weights.gram import StreamingGram, gram_statistics, statistics_posterior
-from skgp.inference.weights.posterior import AugmentedPosterior as Augmented
-from skgp.inference.weights.posterior import ClassifierPosterior
+from skgp.inference.weights.posterior import AugmentedPosterior, ClassifierPosterior
 from skgp.inference.weights.robust import fit_robust
 from skgp.inference.weights.solvers import gauss_seidel, weights_cg
-from skgp.kernels.distances import origin
-from skgp.kernels.expression import split_noise
 from skgp.kernels.gram import gram_diag
-from skgp.kernels.spectral import FourierFeatures
-from skgp.learning import defaults
+from skgp.learning import defaults, routes
 from skgp.learning.amplitude import AmplitudeProblem, choose_amplitude
-from skgp.learning.plan import Fit, Options, Plan, Problem, check_memory, streaming_plan
-from skgp.learning.routes import (
-    affordable_features,
-    compare_routes,
-    local_posterior,
-    low_rank_factor,
-    resolve,
-    stored_dtype,
-    with_covariance,
+from skgp.learning.plan import (
+    Fit,
+    Options,
+    Plan,
+    Problem,
+    check_memory,
+    streaming_plan,
+    training_design,
+    unit_prior_basis,
 )
+from skgp.learning.routes import compare_routes, local_posterior
 from skgp.learning.stochastic import SomeRows, fit_stochastic, fit_stochastic_classifier
 from skgp.linalg import NumericalWarning, warn_caller
 from skgp.optim.stopping import StopRecorder
@@ -93,14 +89,14 @@ def fit_regression(p: Problem, asked: Plan, *, state: Any = None) -> Fit:
     `state` is that of an earlier stochastic fit to go on from, with the same ``options.seed``.
     """
     data, n = p.data, len(p.data)
-    plan = resolve(asked, n, p.kernel)
+    plan = routes.resolve(asked, n, p.kernel)
     if plan.solver == "sgd":  # Theorems 1 and 2
         return fit_stochastic(p, plan, state)
     open_choice = asked.basis == "auto" and asked.solver == "auto" and asked.n_basis is None
     if n > defaults.FACTOR_ROWS and open_choice:
-        fit = fit_low_rank(p, asked)
+        fit = routes.fit_low_rank(p, asked, fit_weights)
         if fit is not None:
-            return fit if p.rival is None else _likelier(fit, p, asked)
+            return fit
         if plan.space(n) != "function" and asked.covariance in ("auto", "full"):
 
             def trial(some: Data, plan: Plan) -> tuple[Any, float]:
@@ -108,39 +104,11 @@ def fit_regression(p: Problem, asked: Plan, *, state: Any = None) -> Fit:
                 return fit.posterior, fit.noise
 
             plan = compare_routes(p.kernel, data, p.noise, plan, trial, generator=p.generator)
-            plan = with_covariance(plan, "auto", n)
+            plan = routes.with_covariance(plan, "auto", n)
     check_memory(plan, n)
     if plan.space(n) == "local":
         return Fit(local_posterior(p.kernel, data, p.noise, plan.size), plan, p.kernel, p.noise)
     return fit_exact(p, plan) if plan.space(n) == "function" else fit_weights(p, plan)
-
-
-def fit_low_rank(p: Problem, asked: Plan) -> Fit | None:
-    """Fit by the pivots of K, where noise hides what they leave of it; None where not."""
-    o, n = p.options, len(p.data)
-    found = low_rank_factor(p.kernel, p.data, p.noise, seed=o.seed, generator=p.generator)
-    if found is None:
-        return None
-    rank = found.factor.shape[1]
-    reason = f"K has numerical rank {rank}: noise hides the rest"
-    plan = Plan("inducing", rank, "cholesky", asked.covariance, reason)
-    return fit_weights(p, with_covariance(plan, asked.covariance, n), found.pivots)
-
-
-def _likelier(fit: Fit, p: Problem, asked: Plan) -> Fit:
-    """The fit, or that of the rival kernel, if all observations are likelier under it.
-
-    From their neighbours observations are predicted as well by a kernel that is too smooth for all
-    of them, which a low rank makes cheap to ask.
-    """
-    signal, white = split_noise(p.rival)
-    noise = p.noise if white is None else float(white.noise_level)
-    other = fit_low_rank(replace(p, kernel=signal, noise=noise), asked)
-    here = fit.log_marginal_likelihood
-    if other is None or here is None or other.log_marginal_likelihood is None:
-        return fit
-    gain = other.log_marginal_likelihood - here
-    return other if gain > defaults.LEAST_EFFECT * p.data.total * p.data.n_targets else fit
 
 
 def fit_exact(p: Problem, plan: Plan) -> Fit:
@@ -166,7 +134,7 @@ def fit_exact(p: Problem, plan: Plan) -> Fit:
             p.noise,
             wanted,
             rank=min(n // 2, o.preconditioner_rank if ill else 3 * o.preconditioner_rank // 8),
-            dtype=stored_dtype(n, o.dtype),
+            dtype=routes.stored_dtype(n, o.dtype),
             generator=p.generator,
             callback=recorder,
             **o.limits(tol=1e-2, max_iter=200),
@@ -206,7 +174,7 @@ def _fall_back(p: Problem, plan: Plan, residual: float) -> Fit:
     message = reason[0].upper() + reason[1:] + advice + "the conditioning."
     warn_caller(message, NumericalWarning)
     reduced = replace(plan, n_basis=m, solver="cholesky", reason=reason)
-    return fit_weights(p, with_covariance(reduced, "auto", len(p.data)))
+    return fit_weights(p, routes.with_covariance(reduced, "auto", len(p.data)))
 
 
 def fit_weights(p: Problem, plan: Plan, pivots: Tensor | None = None) -> Fit:
@@ -263,8 +231,8 @@ def fit_blocks(p: Problem, asked: Plan, blocks: Blocks, *, shift: float, scale: 
     if plan.basis == "inducing":
         Z = X[pathwise.pivoted_factor(p.kernel, X, plan.size, generator=p.generator).pivots]
     elif asked.n_basis is None:
-        plan = replace(plan, n_basis=affordable_features(n))
-    plan = with_covariance(plan, asked.covariance, n)
+        plan = replace(plan, n_basis=routes.affordable_features(n))
+    plan = routes.with_covariance(plan, asked.covariance, n)
     basis = unit_prior_basis(p.kernel, X, plan, o, Z, near=True)
     settings: Settings = {"dtype": o.dtype, "shift": shift, "device": X.device}
     found = blocks.sum(partial(gram_statistics, basis=basis, **settings), p.callback)
@@ -319,12 +287,11 @@ def fit_relevance_vectors(p: Problem, plan: Plan) -> Fit:
     The amplitude of the kernel is without effect, and the noise too unless it is to be kept: the
     evidence of a sparse model has its own maximum. Of classes, one-vs-rest, it is Laplace's.
     """
-    o, data, sgd = p.options, p.data, plan.solver == "sgd"
+    o, data, learn, sgd = p.options, p.data, p.options.refit_noise, plan.solver == "sgd"
     kernel, X, y = p.kernel, data.X, data.y
     rows = choose_candidates(len(data), plan.n_basis, p.generator)
     common: Settings = {"candidates": rows, "callback": p.callback}
-    noise: Settings = {"noise_variance": None if o.refit_noise else p.noise}
-    noise["learn_noise"] = o.refit_noise
+    noise: Settings = {"noise_variance": None if learn else p.noise, "learn_noise": learn}
     if p.likelihood is not None:
         common |= {"offset": p.offset, "row_weight": data.weight}
         common |= o.limits(tol=1e-2, max_iter=500)
@@ -334,7 +301,7 @@ def fit_relevance_vectors(p: Problem, plan: Plan) -> Fit:
         sizes = SGDOptions(o.batch_size, o.basis_batch_size, o.learning_rate, max_iter=max_iter)
         common |= noise | {"n_support": o.n_support, "generator": p.generator}
         rough = fit_relevance_stochastic(kernel, X, y, sizes, **common)
-        fit = polish(rough, kernel, X, y, learn_noise=o.refit_noise)
+        fit = polish(rough, kernel, X, y, learn_noise=learn)
     else:
         common |= noise | o.limits(tol=1e-3, max_iter=10_000)
         fit = fit_relevance(kernel, X, y, sample_weight=data.weight, **common)
@@ -411,9 +378,8 @@ def fit_modes(p: Problem, plan: Plan, Z: Tensor | None, blocks: MappedBlocks | N
         rows = ClassRows(basis, p.likelihood, p.offset)
         fit = sums = fit_newton_sums(blocks, rows, prior_variance=a, **found)
         q = hessian_covariance(sums.hessian, torch.full_like(fit.loss, 1 / a), **structure)
-    evidence = None
-    if plan.covariance == "full":
-        evidence = float(log_evidence(fit, q, prior_variance=a).sum())
+    is_full = plan.covariance == "full"
+    evidence = float(log_evidence(fit, q, prior_variance=a).sum()) if is_full else None
     return Fit(
         _augmented(ClassifierPosterior(basis, fit.weights, p.offset, q), plan, o, a),
         plan,
@@ -430,29 +396,5 @@ def fit_modes(p: Problem, plan: Plan, Z: Tensor | None, blocks: MappedBlocks | N
 def _augmented(posterior: Any, plan: Plan, options: Options, amplitude: float = 1.0) -> Any:
     """Appendix G: inducing points, with a basis function added at each test input."""
     if plan.basis == "inducing" and options.augment:
-        return Augmented(posterior, amplitude)
+        return AugmentedPosterior(posterior, amplitude)
     return posterior
-
-
-# ---- features (sections 2 and 4, appendix I.2) --------------------------------------------------
-
-
-def unit_prior_basis(
-    kernel, X: Tensor, plan: Plan, options: Options, Z: Tensor | None, *, near: bool = False
-) -> Basis:
-    """Whitened inducing points, Z or all X; or Fourier features: `near` X phases lose no digits."""
-    if plan.basis == "inducing":
-        return WhitenedInducingBasis(kernel, X if Z is None else Z)
-    draws: Settings = {"kind": options.feature_map, "seed": options.seed}
-    zero = origin(X)[0] if near else None
-    return FourierFeatures(kernel, plan.size, X.shape[1], origin=zero, **draws)
-
-
-def training_design(basis: Basis, X: Tensor, route: str, options: Options) -> StreamedDesign:
-    """Features at X; many of a route ("laplace", "newton") in float32 if no accuracy is lost."""
-    dtype = options.dtype
-    if len(X) * basis.n_features > defaults.SINGLE_SIZE[route]:
-        dtype = torch.float32
-    if dtype == torch.float32 and isinstance(basis, WhitenedInducingBasis):
-        basis = basis.in_single_precision(X[:: -(-len(X) // defaults.PROBE_ROWS[route])])
-    return StreamedDesign(basis, X, dtype=dtype)

@@ -145,10 +145,6 @@ def exponential_decay(start: float, end: float, n_steps: int) -> Schedule:
     >>> [round(rate(t), 3) for t in (0, 5, 10, 20)]
     [1.0, 0.1, 0.01, 0.01]
     """
-    if not (start > 0 and end > 0):
-        raise ValueError(f"learning rates must be positive, got start={start} and end={end}.")
-    if n_steps < 1:
-        raise ValueError(f"n_steps must be at least 1, got {n_steps}.")
     return lambda iteration: start * (end / start) ** min(iteration / n_steps, 1.0)
 
 
@@ -168,8 +164,6 @@ def sample_without_replacement(n: int, size: int, *, generator: torch.Generator)
     >>> sample_without_replacement(10, 10, generator=torch.Generator().manual_seed(0))
     tensor([0, 1, 2, 3, 4, 5, 6, 7, 8, 9])
     """
-    if not 0 <= size <= n:
-        raise ValueError(f"size must lie between 0 and n={n}, got {size}: lower the batch size.")
     if size > n // 3:
         order = torch.randperm(n, generator=generator, device=generator.device)
         return order[:size].sort().values
@@ -216,8 +210,6 @@ class TrainingLoop:
         callback: Callable[[int, Mapping[str, Any]], bool] | None = None,  # called last
         snapshot_every: int = 10,  # iterations between two copies of the parameters
     ) -> None:
-        if snapshot_every < 1:
-            raise ValueError(f"snapshot_every must be at least 1, got {snapshot_every}.")
         self.parameters = dict(parameters)
         self.compute_loss = compute_loss
         self.optimizer = optimizer

@@ -25,10 +25,6 @@ class Plateau:
     """
 
     def __init__(self, *, tol: float, patience: int) -> None:
-        if not tol >= 0:
-            raise ValueError(f"tol must not be negative, got {tol}.")
-        if patience < 1:
-            raise ValueError(f"patience must be at least 1, got {patience}.")
         self.tol = tol
         self.patience = patience
         self.first: float | None = None
@@ -61,8 +57,6 @@ class LossPlateau:
     """
 
     def __init__(self, *, tol: float = 1e-3, patience: int = 50, smoothing: float = 0.95) -> None:
-        if not 0 <= smoothing < 1:
-            raise ValueError(f"smoothing must lie in [0, 1), got {smoothing}.")
         self.plateau = Plateau(tol=tol, patience=patience)
         self.smoothing = smoothing
         self.average = 0.0
@@ -92,8 +86,6 @@ class ValidationPlateau:
         patience: int = 5,
         tol: float = 1e-3,
     ) -> None:
-        if every < 1:
-            raise ValueError(f"every must be at least 1, got {every}.")
         self.score = score
         self.every = every
         self.plateau = Plateau(tol=tol, patience=patience)

@@ -79,11 +79,6 @@ def _of_chains(measure: Callable[[np.ndarray], float]) -> Callable[[np.ndarray],
     @wraps(measure)
     def measured(chains: np.ndarray) -> float:
         chains = np.asarray(chains, dtype=float)
-        if chains.ndim != 2:
-            raise ValueError(
-                f"chains must have shape (n_chains, n_draws), got {chains.shape}; "
-                "pass one quantity at a time, a single chain as chains[None]."
-            )
         usable = chains.shape[1] >= tuned.LEAST_DRAWS and bool(np.isfinite(chains).all())
         return measure(chains) if usable else math.nan
 
@@ -270,11 +265,6 @@ def stratified_resample(
     """
     weights = np.asarray(weights, dtype=float)
     total = weights.sum()
-    if n_keep < 1 or not (np.isfinite(total) and total > 0 and weights.min() >= 0):
-        raise ValueError(
-            "weights must be finite, not negative and not all zero, and n_keep at least 1; "
-            f"got n_keep={n_keep} and weights of sum {total}."
-        )
     order = np.arange(len(weights)) if points is None else _along_axis(points, weights / total)
     edges = np.cumsum(weights[order])
     positions = (np.arange(n_keep) + rng.uniform()) / n_keep * edges[-1]

@@ -106,11 +106,6 @@ class PowerSchedule:
         cls, first: float, last: float, n_iterations: int, gamma: float = 1.0
     ) -> "PowerSchedule":
         """The schedule with given steps at iterations 1 and `n_iterations` (at least 2)."""
-        if not (0 < last < first and n_iterations >= 2 and gamma > 0):
-            raise ValueError(
-                "steps must be positive and fall over at least 2 iterations, gamma positive; got "
-                f"first={first}, last={last}, n_iterations={n_iterations}, gamma={gamma}."
-            )
         ratio = (first / last) ** (1 / gamma)  # (b + n) / (b + 1)
         offset = (n_iterations - 1) / (ratio - 1)  # b + 1
         return cls(first * offset**gamma, offset - 1, gamma)
@@ -245,12 +240,10 @@ def stochastic_langevin(
     Raises
     ------
     ValueError
-        For an unknown sampler, a covariance that is not positive definite or steps that do not lie
+        For a covariance that is not positive definite or steps that do not lie
         between 0 and 4.
     """
     run, p = run or Run(), len(mean)
-    if sampler not in STEPS:
-        raise ValueError(f"sampler must be one of {sorted(STEPS)}, got {sampler!r}.")
     bounds = np.full((p, 2), [-math.inf, math.inf]) if bounds is None else np.asarray(bounds)
     settings = Settings(
         target, np.asarray(mean, float), cholesky_factor(covariance), bounds, schedule, sampler,
@@ -393,6 +386,7 @@ def _langevin(settings: Settings, chain: LangevinChain, step: float) -> None:
 
 
 def _mala(settings: Settings, chain: LangevinChain, step: float) -> None:
+    """A Langevin step, corrected by Metropolis' rule, its log ratio by Simpson's along the step."""
     x, rng, entry = chain.x, chain.rng, _entry(settings, chain)
     narrowing = step / (4 - step) * settings.noise
     gradient = settings.gradient(chain, x, entry)
@@ -420,6 +414,7 @@ def _mala(settings: Settings, chain: LangevinChain, step: float) -> None:
 
 
 def _sgld(settings: Settings, chain: LangevinChain, step: float) -> None:
+    """A step of the paper: half a step up the gradient, and noise of variance `step`."""
     if chain.frozen_at:
         step = chain.step_size
     if chain.n_done % tuned.KEPT == 0:

@@ -22,7 +22,7 @@ from sklearn.gaussian_process.kernels import Matern, WhiteKernel
 
 from skgp import VecchiaGPRegressor
 from skgp.data import merge_replicates
-from skgp.inference.gaussian_mixture import mixture_log_density, mixture_quantiles
+from skgp.inference.gp_mixture import mixture_log_density, mixture_quantiles
 from skgp.learning.posterior.log_posterior import LogPosterior
 from skgp.learning.posterior.neighbors import approximate
 from skgp.learning.posterior.plan import resolve_plan

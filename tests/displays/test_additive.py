@@ -1,7 +1,5 @@
 """The display of additive effects: the arrays it computes and the artists it draws."""
 
-import sys
-
 import numpy as np
 import pytest
 from scipy import stats
@@ -118,12 +116,6 @@ def test_effects_refuse_what_is_not_there(X, params, message):
 def test_effects_need_components(X):
     with pytest.raises(TypeError, match="object has no predict_components"):
         AdditiveEffectsDisplay.from_estimator(object(), X)
-
-
-def test_effects_without_matplotlib_say_how_to_install_it(X, monkeypatch):
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(ImportError, match=r"AdditiveEffectsDisplay needs.*skgp\[plot\]"):
-        AdditiveEffectsDisplay.from_estimator(Squares(), X)
 
 
 def test_effects_of_an_additive_model_are_its_components(X):

@@ -21,22 +21,6 @@ def data():
     return X, 5 + 3 * np.sin(X.sum(1)) + 0.1 * rng.standard_normal(30)
 
 
-def test_predictions_do_not_depend_on_the_chunks(data, monkeypatch):
-    X, y = data
-    estimator = QSGPRegressor(rbf_kernel(), optimizer=None).fit(X, y)
-    whole = [estimator.predict(X), *estimator.predict(X, return_std=True)]
-    heights = []
-    hook = estimator._latent_mean
-    monkeypatch.setattr(
-        estimator, "_latent_mean", lambda rows: heights.append(len(rows)) or hook(rows)
-    )
-    monkeypatch.setattr(_base, "PREDICTION_MEMORY", 7 * estimator._bytes_per_row())
-    parts = [estimator.predict(X), *estimator.predict(X, return_std=True)]
-    assert heights == [7, 7, 7, 7, 2]
-    for got, expected in zip(parts, whole, strict=True):
-        np.testing.assert_allclose(got, expected, rtol=1e-12)
-
-
 def test_mean_alone_takes_the_fast_path(data, monkeypatch):
     X, y = data
     estimator = QSGPRegressor(rbf_kernel(), optimizer=None).fit(X, y)

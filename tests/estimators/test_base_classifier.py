@@ -158,17 +158,6 @@ def test_predictions_follow_the_likelihood_of_the_fit(data):
     assert_same(pickle.loads(pickle.dumps(estimator)).predict_proba(X), before)
 
 
-@pytest.mark.parametrize("labels", [["a"] * 30, list(range(30)), ["a", "b"] * 15])
-def test_refused_labels_leave_the_last_fit_alone(data, labels):
-    X, y = data
-    estimator = QSGPClassifier(random_state=0, class_weight={1: 2.0}).fit(X, y)
-    before = estimator.predict_proba(X)
-    with pytest.raises(ValueError, match="class"):
-        estimator.fit(X, labels)
-    assert_same(estimator.predict_proba(X), before)
-    assert set(estimator.predict(X)) == {-1, 1}
-
-
 def test_stream_weighs_classes_and_rows(data):
     X, y = data
     weights = np.linspace(0, 2, 30)

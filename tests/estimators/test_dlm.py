@@ -422,8 +422,7 @@ def test_few_degrees_of_freedom_have_no_variance(heavy_data):
     assert (lower < mean).all() and (mean < upper).all() and np.isfinite(upper - lower).all()
 
 
-@pytest.mark.parametrize("options", [{"objective": "elbo"}, {"beta": "auto"}], ids=str)
-def test_outliers_are_predicted_better_than_by_gaussian_noise(options):
+def test_outliers_are_predicted_better_than_by_gaussian_noise():
     rng = np.random.default_rng(0)
     X = rng.uniform(-3, 3, (500, 1))
     truth = np.sin(2 * X[:, 0])
@@ -433,7 +432,7 @@ def test_outliers_are_predicted_better_than_by_gaussian_noise(options):
 
     def fit(likelihood):
         kernel = 1.0 * RBF(1.0) + WhiteKernel(0.1)
-        model = student(kernel=kernel, likelihood=likelihood, max_iter=50, **options)
+        model = student(kernel=kernel, likelihood=likelihood, max_iter=50, objective="elbo")
         return model.fit(X[train], y[train])
 
     robust, plain = fit("student_t"), fit("gaussian")

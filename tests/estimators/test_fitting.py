@@ -272,6 +272,37 @@ def test_n_iter_is_at_most_max_iter(make, params):
     assert 1 <= estimator.n_iter_ <= 2
 
 
+#: Routes whose fit reports iterations, beside those.
+REPORTED = [
+    *(
+        (list(CHEAP)[0], {"solver": s, "basis": "fourier", "n_basis": 8})
+        for s in ("cg", "gauss-seidel")
+    ),
+    (list(CHEAP)[0], {"solver": "cg"}),
+    *((list(CHEAP)[0], {"basis": "relevance", "solver": s}) for s in ("auto", "sgd")),
+    *((list(CHEAP)[1], options) for options in ({}, {"basis": "relevance"})),
+    *(
+        (skgp.BayesianGPRegressor, {"optimizer": "auto", "sampler": s})
+        for s in ("importance", "hmc")
+    ),
+    (skgp.BayesianGPRegressor, {"solver": "cg", "optimizer": "auto"}),
+]
+
+
+@pytest.mark.parametrize(
+    ("make", "params"), ITERATIVE + REPORTED, ids=lambda v: getattr(v, "__name__", str(v))
+)
+def test_a_callback_stops_every_stage_and_leaves_a_usable_fit(make, params):
+    X, y = rows(make)
+    recorder = Recorder(stop_after=1)
+    model = cheap(make, **params).set_callbacks(recorder).fit(X, y)
+    assert max(recorder.iterations()) == 1
+    # What the solvers did, for the callback is not asked again; of Bayesian fits two stages in one.
+    longest = max(model.n_iter_, *map(len, model.history_.values()))
+    assert longest == 1 + isinstance(model, skgp.BayesianGPRegressor)
+    assert np.isfinite(model.latent_mean_and_variance(X)).all()
+
+
 @pytest.mark.parametrize(
     ("name", "changed"),
     [

@@ -28,6 +28,7 @@ ROUTES = [
     (QSGPRegressor, {"solver": "cg", "tol": 1e-9}),
     (QSGPRegressor, {**FOURIER, "solver": "cg", "tol": 1e-10}),
     (QSGPRegressor, {**FOURIER, "solver": "cholesky"}),
+    (QSGPRegressor, {**FOURIER, "solver": "gauss-seidel"}),
     (QSGPRegressor, {"basis": "relevance"}),
     (QSGPRegressor, {"basis": "neighbors", "n_basis": 8}),
     (QSGPRegressor, {"likelihood": "laplace", "n_basis": 20}),

@@ -305,12 +305,6 @@ def test_awkward_data_has_a_finite_answer(options, data, X_new):
             np.testing.assert_allclose(mean, 0.1, rtol=1e-12)
 
 
-def test_more_functions_than_rows_are_fourier_features(data):
-    estimator = make(n_basis=101).fit(*data)
-    assert (estimator.basis_, estimator.n_basis_) == ("fourier", 102)
-    assert "n_basis=101 exceeds the 60 rows" in estimator.reason_
-
-
 def test_kernel_without_spectral_density_takes_inducing_points(data):
     linear = DotProduct() + WhiteKernel(0.1)
     for solver in ("auto", "cg", "sgd"):

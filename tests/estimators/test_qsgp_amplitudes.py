@@ -11,23 +11,23 @@ from skgp import QSGPClassifier, QSGPRegressor
 STOCHASTIC = {"solver": "sgd", "basis": "inducing", "optimizer": None, "random_state": 0}
 
 
-@pytest.mark.parametrize("variance", [1e-3, 1.0, 1e5])
+@pytest.mark.parametrize("variance", [1e-3, 1e5])
 def test_steps_of_regression_suit_any_variance(variance, rng):
     X = rng.uniform(-3, 3, (100, 1))
     f = np.sin(2 * X[:, 0])
     kernel = ConstantKernel(variance, "fixed") * RBF(0.7, "fixed") + WhiteKernel(0.01, "fixed")
     y = f + 0.1 * rng.standard_normal(100)
     exact = QSGPRegressor(kernel, optimizer=None).fit(X, y).predict(X)
-    mean = QSGPRegressor(kernel, max_iter=200, **STOCHASTIC).fit(X, y).predict(X)
+    mean = QSGPRegressor(kernel, max_iter=120, **STOCHASTIC).fit(X, y).predict(X)
     assert np.sqrt(np.mean((mean - exact) ** 2)) < 0.12
 
 
-@pytest.mark.parametrize("variance", [1.0, 100.0, 1e4])
+@pytest.mark.parametrize("variance", [1.0, 1e4])
 def test_steps_of_classes_suit_any_variance(variance):
-    X, y = make_moons(400, noise=0.25, random_state=0)
+    X, y = make_moons(300, noise=0.25, random_state=0)
     kernel = ConstantKernel(variance, "fixed") * RBF(0.7, "fixed")
-    model = QSGPClassifier(kernel, max_iter=150, **STOCHASTIC).fit(X[:200], y[:200])
-    assert log_loss(y[200:], model.predict_proba(X[200:])) < 0.3
+    model = QSGPClassifier(kernel, max_iter=100, **STOCHASTIC).fit(X[:100], y[:100])
+    assert log_loss(y[100:], model.predict_proba(X[100:])) < 0.3
 
 
 def test_steps_of_a_linear_kernel_of_large_inputs_are_finite(rng):

@@ -7,9 +7,6 @@ import pytest
 from sklearn.datasets import load_digits, make_moons
 from sklearn.gaussian_process import GaussianProcessClassifier
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel
-from sklearn.model_selection import GridSearchCV
-from sklearn.pipeline import make_pipeline
-from sklearn.preprocessing import StandardScaler
 
 from skgp import QSGPClassifier
 from skgp.learning import amplitude
@@ -181,15 +178,6 @@ def test_ten_digits_on_raw_pixels():
     assert -model.log_predictive_density(X_test, y_test).mean() < 0.12
 
 
-def test_grid_search_over_basis_functions(moons):
-    search = GridSearchCV(
-        make_pipeline(StandardScaler(), QSGPClassifier(KERNEL, optimizer=None, random_state=0)),
-        {"qsgpclassifier__n_basis": [2, 40], "qsgpclassifier__basis": ["fourier", "inducing"]},
-        cv=3,
-    ).fit(*moons)
-    assert search.best_params_["qsgpclassifier__n_basis"] == 40
-
-
 def test_warm_start_continues_stochastic_gradients(moons):
     options = dict(solver="sgd", n_basis=80, max_iter=30, warm_start=True)
     model = fitted(*moons, **options)
@@ -209,12 +197,6 @@ def test_scoring_monitor_sees_stochastic_gradients_as_they_go(moons):
 
 
 # ---- bad input -------------------------------------------------------------------------------
-
-
-def test_more_basis_functions_than_rows_are_fourier_features(moons):
-    model = fitted(*moons, n_basis=501)
-    assert model.basis_ == "fourier" and model.n_basis_ == 502
-    assert "exceeds the 150 rows" in model.reason_
 
 
 # ---- partial_fit -----------------------------------------------------------------------------

@@ -8,7 +8,6 @@ import torch
 from scipy.optimize import minimize, minimize_scalar
 from sklearn.gaussian_process import GaussianProcessRegressor
 
-from skgp.data import Data
 from skgp.inference.collapsed import (
     calibrated_variance,
     elbo_loss,
@@ -185,25 +184,6 @@ def test_elbo_loss_has_the_gradients_of_finite_differences(weighted):
 # ---- weights ------------------------------------------------------------------------------------
 
 
-def test_weights_equal_repeated_rows():
-    problem = dense.make_problem()
-    counts = np.random.default_rng(1).integers(1, 4, len(problem.y))
-    weighted = replace(problem, weight=counts.astype(float))
-    repeated = problem.repeated(counts)
-    Z, noise = problem.tensors
-    for loss in (
-        lambda p: elbo_loss(sums_of(p), noise, beta=0.3),
-        lambda p: fitc_loss(p.kernel, p.data, Z, noise),
-    ):
-        assert float(loss(weighted)) == pytest.approx(float(loss(repeated)), rel=1e-10)
-    for posterior in (
-        lambda p: elbo_posterior(sums_of(p), noise, beta=0.3),
-        lambda p: fitc_posterior(p.kernel, p.data, Z, noise),
-    ):
-        for found, expected in zip(posterior(weighted), posterior(repeated), strict=True):
-            torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)
-
-
 # ---- natural parameters -------------------------------------------------------------------------
 
 
@@ -233,16 +213,6 @@ def test_natural_parameters_are_what_the_rows_add_to_the_prior(beta, weighted):
         found = posterior_from_precision(eye + precision, projection)
         torch.testing.assert_close(found[0], expected[0], rtol=1e-9, atol=1e-11)
         torch.testing.assert_close(found[1], expected[1], rtol=1e-9, atol=1e-11)
-
-
-def test_collapsed_forms_of_single_precision_are_near_those_of_double():
-    problem = dense.make_problem()
-    Z, noise = problem.tensors
-    data = Data(problem.data.X.float(), problem.data.y.float())
-    sums = statistics(problem.kernel, data, Z.float())
-    loss = elbo_loss(sums, noise.float())
-    assert loss.dtype == torch.float32
-    assert float(loss) == pytest.approx(dense.elbo_loss(problem), rel=5e-3)
 
 
 # ---- the square loss -----------------------------------------------------------------------------

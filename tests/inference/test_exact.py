@@ -1,6 +1,5 @@
 """Function-space fits against scikit-learn's exact GP and the closed-form degenerate posterior."""
 
-import pickle
 from dataclasses import replace
 
 import numpy as np
@@ -10,7 +9,7 @@ from scipy import stats
 
 from skgp.inference.exact import CovarianceChoice, fit_dense, fit_iterative
 from skgp.inference.pathwise import pivoted_factor
-from skgp.kernels import FourierFeatures, gram
+from skgp.kernels import gram
 from skgp.linalg.preconditioners import LowRank
 from skgp.linalg.runtime import memory_limit
 from tests.inference.dense_problems import KERNELS, NOISE, make_problem
@@ -87,14 +86,6 @@ def test_fit_dense_mean_is_the_same_for_every_covariance(covariance):
     np.testing.assert_allclose(mean.numpy(), problem.exact_prediction()[0], atol=1e-8)
 
 
-def test_fit_dense_of_one_row():
-    problem = make_problem(n=1)
-    mean, variance = dense(problem).mean_and_variance(problem.X_test)
-    expected, covariance = problem.exact_prediction()
-    np.testing.assert_allclose(mean.numpy(), expected, atol=1e-12)
-    np.testing.assert_allclose(variance.numpy(), np.diag(covariance), atol=1e-12)
-
-
 # -------------------------------------------------------------------------------- iterative
 
 
@@ -132,13 +123,6 @@ def test_fit_iterative_reports_the_true_residual():
     assert short.n_iter == 3 and len(short.history) == 3 and not short.converged
     whole = iterative(problem, tol=1e-5)
     assert whole.converged and whole.residual < 1e-4
-
-
-def test_fit_iterative_is_stopped_by_its_callback():
-    problem = make_problem()
-    posterior = iterative(problem, rank=1, callback=lambda iteration, info: iteration == 2)
-    assert posterior.n_iter == 2
-    assert torch.isfinite(posterior.mean(problem.X_test)).all()
 
 
 @each_weighting
@@ -225,33 +209,6 @@ def test_calibration_exceeds_one_where_the_noise_is_understated():
 
 
 # ---------------------------------------------------------------------------------- pickles
-
-
-@pytest.mark.parametrize(
-    "fit, options",
-    [
-        (dense, dict(kind="full")),
-        (dense, dict(kind="full", augment=False)),
-        (dense, dict(kind="chevron", n_dense_columns=3)),
-        (dense, dict(kind="diagonal")),
-        (dense, dict(kind="samples", n_samples=5)),
-        (iterative, dict(kind="samples", n_samples=5)),
-    ],
-    ids=lambda value: "-".join(map(str, value.values())) if isinstance(value, dict) else None,
-)
-@each_weighting
-def test_posteriors_pickle_as_numpy_arrays(fit, options, weighted):
-    problem = make_problem(weighted=weighted)
-    fourier = FourierFeatures(problem.kernel, 64, 2, seed=0)
-    posterior = fit(problem, prior=fourier, **options)
-    pickled = pickle.dumps(posterior)
-    assert b"_rebuild_tensor" not in pickled and b"numpy" in pickled
-    restored = pickle.loads(pickled)
-    for method in ("mean", "covariance"):
-        first, second = (getattr(p, method)(problem.X_test) for p in (posterior, restored))
-        assert_same(first, second)
-    assert vars(restored).keys() == vars(posterior).keys()
-    assert restored.calibration == posterior.calibration
 
 
 def test_posteriors_do_not_hold_the_callers_rows():

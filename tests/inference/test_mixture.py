@@ -10,7 +10,7 @@ from sklearn.gaussian_process.kernels import RBF, DotProduct, Matern, WhiteKerne
 
 from skgp.data import merge_replicates
 from skgp.inference import defaults as tuned
-from skgp.inference.gaussian_mixture import mixture_log_density, mixture_moments, mixture_quantiles
+from skgp.inference.gp_mixture import mixture_log_density, mixture_moments, mixture_quantiles
 from skgp.inference.mixture import MixtureState
 from skgp.linalg.runtime import memory_limit
 from tests.same import assert_same
@@ -130,16 +130,6 @@ def test_cg_in_single_precision_and_without_a_stored_matrix(dtype, budget):
         moments = state.moments(X_new)
     for got, expected in zip(moments, exact.moments(X_new), strict=True):
         np.testing.assert_allclose(got, expected, rtol=1e-3, atol=1e-3)
-
-
-@pytest.mark.parametrize("solver", ["cholesky", "cg"])
-def test_predictions_depend_neither_on_batch_nor_on_tiles(solver, monkeypatch):
-    state, X_new = make_state(KERNELS["ard"], solver=solver)
-    whole = np.stack(state.moments(X_new))
-    rows = np.hstack([np.stack(state.moments(x[None])) for x in X_new])
-    np.testing.assert_allclose(rows, whole, rtol=1e-9)
-    monkeypatch.setattr(tuned, "MIXTURE_TILE_BYTES", 8 * 30 * 4)
-    np.testing.assert_allclose(np.stack(state.moments(X_new)), whole, rtol=1e-9)
 
 
 def test_factors_are_kept_within_the_budget_and_never_pickled():

@@ -141,17 +141,6 @@ def test_newton_either_tolerance_ends_the_fit(X, Y, tolerance):
         assert float(result.gradient_norm.max()) <= 1e-2
 
 
-def test_newton_row_weights_count_rows(X, Y, route):
-    """Weight 2 is a row met twice, weight 0 a row left out."""
-    weight = torch.ones(N, dtype=torch.float64)
-    weight[:20], weight[100:] = 2.0, 0.0
-    weighted = fit(StreamedDesign(BASIS, X), Y, row_weight=weight, **route, **TIGHT)
-    rows = torch.cat([torch.arange(20), torch.arange(100)])
-    repeated = fit(StreamedDesign(BASIS, X[rows]), Y[rows], **route, **TIGHT)
-    np.testing.assert_allclose(weighted.weights.numpy(), repeated.weights.numpy(), atol=1e-8)
-    np.testing.assert_allclose(weighted.loss.numpy(), repeated.loss.numpy(), rtol=1e-12)
-
-
 def test_newton_starts_from_start(X, Y, route):
     design = StreamedDesign(BASIS, X)
     mode = fit(design, Y, **route, **TIGHT)

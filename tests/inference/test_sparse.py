@@ -1,6 +1,5 @@
 """Sparse posteriors against dense conditionals: moments, coordinates, divergence, natural steps."""
 
-import pickle
 from dataclasses import replace
 
 import numpy as np
@@ -132,19 +131,6 @@ def test_latent_moments_are_not_negative(dtype):
     assert (var >= 0).all() and (var < 1e-2).all()
 
 
-def test_latent_moments_in_single_precision_are_near_those_in_double():
-    posterior, rows, means, covariances = posterior_and_oracle("rbf")
-    p = posterior
-    mean, var = latent_moments(
-        p.kernel,
-        *(t.float() for t in (rows, p.Z, p.whitened_mean, p.root)),
-        offset=p.offset.float(),
-    )
-    assert mean.dtype == var.dtype == torch.float32
-    np.testing.assert_allclose(mean, means, atol=0.01)
-    np.testing.assert_allclose(var.mT, np.diagonal(covariances, axis1=1, axis2=2), atol=0.02)
-
-
 @pytest.mark.parametrize("n_latent", [1, 3])
 @pytest.mark.parametrize("name", NAMES)
 def test_fixed_features_give_the_moments_of_every_posterior(name, n_latent):
@@ -205,32 +191,6 @@ def test_sparse_posterior_predicts_in_double_precision():
     assert mean.dtype == var.dtype == torch.float64
     kept = (value for value in vars(posterior).values() if isinstance(value, torch.Tensor))
     assert {value.dtype for value in kept} == {torch.float64}
-
-
-def test_sparse_posterior_of_single_precision_predicts_as_trained():
-    """Whitened by the same factor, though in double precision."""
-    problem = dense.make_problem(n_inducing=40)
-    mean, root = dense.random_posterior(40)
-    offset = OFFSET[:1].float()
-    single = problem.tensors[0].float(), mean.float(), root.float()
-    rows = torch.tensor(problem.X).float()
-    trained = latent_moments(problem.kernel, rows, *single, offset=offset)
-    posterior = SparsePosterior(problem.kernel, *single, offset)
-    found = posterior.mean_and_variance(rows.double())
-    np.testing.assert_allclose(found[0], trained[0], atol=0.01)
-    np.testing.assert_allclose(found[1], trained[1], atol=0.05)
-
-
-def test_sparse_posterior_pickles_small_and_predicts_the_same():
-    posterior, rows, _, _ = posterior_and_oracle("sum")
-    pickled = pickle.dumps(posterior)
-    numbers = 9 * 2 + 9 * 3 + 3 * 81 + 3 + 81 + 9 * 3  # Z, mean, root, offset, factor, weights
-    assert len(pickled) < 8 * numbers + 3000
-    copy = pickle.loads(pickled).to("cpu", torch.float64)
-    for found, expected in zip(
-        copy.mean_and_variance(rows), posterior.mean_and_variance(rows), strict=True
-    ):
-        assert torch.equal(found, expected)
 
 
 def test_sparse_state_of_the_prior_predicts_the_prior():

@@ -175,46 +175,7 @@ def test_search_of_several_columns_shares_one_kernel():
     assert found[1] > 1.5 * found[0]
 
 
-def test_search_ignores_rows_of_weight_zero():
-    X, Y = labelled(300)
-    weight = torch.ones(400, dtype=X.dtype)
-    weight[300:] = 0.0
-    padded = torch.cat([X, X[:100]]), torch.cat([Y, -Y[:100]])
-    offset = base_rate(Y)
-    found = search([ard()], *padded, row_weight=weight, offset=offset)
-    ones = torch.ones(300, dtype=X.dtype)
-    expected = search([ard()], X, Y, row_weight=ones, offset=offset)
-    assert found.kernel == expected.kernel
-
-
 # ----------------------------------------------------------------------- generator and callback
-
-
-def test_search_depends_on_its_generator_alone():
-    X, Y = labelled(300)
-    kernels = [ard(), ard(nu=1.5)]
-    torch.manual_seed(1)
-    first = search(kernels, X, Y, seed=3)
-    torch.manual_seed(2)
-    again = search(kernels, X, Y, seed=3)
-    assert first == again
-    assert search(kernels, X, Y, seed=4).kernel != first.kernel
-    assert kernels == [ard(), ard(nu=1.5)]
-
-
-@pytest.mark.parametrize("stop_at", [1, 5, 30])
-def test_search_stops_when_the_callback_says_so_with_the_best_so_far(stop_at):
-    X, Y = labelled(300)
-    calls = []
-
-    def callback(iteration, info):
-        calls.append((iteration, info["loss"]))
-        return len(calls) >= stop_at
-
-    found = search([ard(), ard(nu=1.5)], X, Y, callback=callback)
-    assert [iteration for iteration, _ in calls] == list(range(1, stop_at + 1))
-    assert np.isfinite([loss for _, loss in calls]).all()
-    assert np.isfinite(found.kernel.theta).all() and np.isfinite(found.score)
 
 
 # --------------------------------------------------------------------------------- odd inputs
@@ -242,7 +203,7 @@ def _single_positive(X, Y):
     return X, torch.where(torch.arange(len(X))[:, None] == 17, 1.0, -1.0).double()
 
 
-@pytest.mark.parametrize("n", [1, 2, 30, 201, 400])
+@pytest.mark.parametrize("n", [1, 2, 201])
 @pytest.mark.parametrize(
     "odd", [_constant_column, _repeated_rows, _imbalanced, _outliers, _single_positive]
 )
@@ -313,3 +274,15 @@ def test_objective_gradient_equals_finite_differences(max_free):
     numerical = approx_fprime(z, lambda z: objective(z)[0], 1e-6)
     np.testing.assert_allclose(objective(z)[1], numerical, atol=1e-5)
     assert objective.moves.shape[1] == (2 if max_free == 1 else 4)
+
+
+def test_search_ignores_rows_of_weight_zero():
+    X, Y = labelled(300)
+    weight = torch.ones(400, dtype=X.dtype)
+    weight[300:] = 0.0
+    padded = torch.cat([X, X[:100]]), torch.cat([Y, -Y[:100]])
+    offset = base_rate(Y)
+    found = search([ard()], *padded, row_weight=weight, offset=offset)
+    ones = torch.ones(300, dtype=X.dtype)
+    expected = search([ard()], X, Y, row_weight=ones, offset=offset)
+    assert found.kernel == expected.kernel

@@ -80,32 +80,6 @@ def test_robust_hyperparameters_survive_constant_targets_and_duplicates(rng, con
     assert np.isfinite(fit.kernel.theta).all() and math.isfinite(scale)
 
 
-def test_robust_hyperparameters_weights_multiply_the_outliers(rng):
-    X, y, _ = _surface(rng, 120, share_wrong=0.05)
-    one = torch.ones_like(y)
-    generators = [torch.Generator().manual_seed(1) for _ in range(2)]
-    plain, weighted = (
-        robust_hyperparameters([NOISY], data, generator=generator, settings=SHORT)[0]
-        for data, generator in zip((Data(X, y), Data(X, y, one, 0 * one)), generators, strict=True)
-    )
-    np.testing.assert_allclose(plain.kernel.theta, weighted.kernel.theta, atol=1e-8)
-
-
-def test_robust_hyperparameters_callback_ends_both_searches(rng):
-    X, y, _ = _surface(rng, 60, share_wrong=0.05)
-    calls = []
-
-    def callback(step, info):
-        calls.append(step)
-        return step == 2
-
-    generator = torch.Generator().manual_seed(1)
-    fit, _ = robust_hyperparameters(
-        [NOISY], Data(X, y), generator=generator, settings=SHORT, callback=callback
-    )
-    assert calls == [1, 2] and np.isfinite(fit.kernel.theta).all()
-
-
 def test_robust_location_scale_of_weights_is_that_of_repeated_rows():
     rng = np.random.default_rng(0)
     y = torch.tensor(np.r_[3 + 2 * rng.standard_normal(90), np.full(6, 500.0)])

@@ -152,23 +152,6 @@ def test_kernel_is_kept_where_nothing_is_better_or_free(small_trials):
     assert refine(fixed, X, Y) is fixed
 
 
-def test_rows_of_no_weight_do_not_count(small_trials):
-    X, Y = waves(1000)
-    weight = torch.ones(1000, dtype=torch.float64)
-    weight[::2] = 1e-12
-    flipped = Y.clone()
-    flipped[::2] *= -1
-    kernel = ConstantKernel(10.0) * RBF([2.0, 2.0])
-    assert refine(kernel, X, Y, row_weight=weight) == refine(kernel, X, flipped, row_weight=weight)
-
-
-def test_callback_ends_the_search(small_trials):
-    X, Y = waves(1000)
-    kernel, calls = ConstantKernel(10.0) * RBF([2.0, 2.0]), []
-    found = refine(kernel, X, Y, callback=lambda i, info: calls.append(info["loss"]) or True)
-    assert found is kernel and len(calls) == 1 and np.isfinite(calls[0])
-
-
 def test_scaled_multiplies_every_length_scale_and_nothing_else():
     kernel = ConstantKernel(2.0) * RBF([1.0, 3.0]) + ConstantKernel(0.5, "fixed") * Matern(4.0)
     half = scaled(kernel, 0.5)
@@ -189,3 +172,20 @@ def test_scaled_multiplies_every_length_scale_and_nothing_else():
 )
 def test_scaled_is_none_where_proportions_or_bounds_forbid(kernel):
     assert scaled(kernel, 0.5) is None
+
+
+def test_callback_ends_the_search(small_trials):
+    X, Y = waves(1000)
+    kernel, calls = ConstantKernel(10.0) * RBF([2.0, 2.0]), []
+    found = refine(kernel, X, Y, callback=lambda i, info: calls.append(info["loss"]) or True)
+    assert found is kernel and len(calls) == 1 and np.isfinite(calls[0])
+
+
+def test_rows_of_no_weight_do_not_count(small_trials):
+    X, Y = waves(1000)
+    weight = torch.ones(1000, dtype=torch.float64)
+    weight[::2] = 1e-12
+    flipped = Y.clone()
+    flipped[::2] *= -1
+    kernel = ConstantKernel(10.0) * RBF([2.0, 2.0])
+    assert refine(kernel, X, Y, row_weight=weight) == refine(kernel, X, flipped, row_weight=weight)

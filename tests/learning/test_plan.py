@@ -154,33 +154,6 @@ def test_resolve_keeps_its_word_or_says_what_to_change(kernel, n_basis):
             assert plan.size in (n_basis, n_basis + 1)
 
 
-@pytest.mark.parametrize(
-    "asked, message",
-    [
-        (
-            dict(solver="cg", covariance="full"),
-            "covariance='full' cannot be had from solver='cg' with basis='inducing' and "
-            "n_basis=50; it offers 'samples', 'diagonal'. solver='cholesky' offers all of them.",
-        ),
-        (
-            dict(solver="sgd", covariance="samples"),
-            "covariance='samples' cannot be had from solver='sgd' with basis='fourier' and "
-            "n_basis=512; it offers 'diagonal', 'chevron'. solver='cholesky' offers all of them.",
-        ),
-        (
-            dict(basis="inducing", n_basis=50, solver="gauss-seidel"),
-            "solver='gauss-seidel' does not serve basis='inducing' with one basis function a row. "
-            "Use solver='cg' or 'cholesky', or n_basis below the number of rows.",
-        ),
-    ],
-    ids=["cg-full", "sgd-samples", "gauss-seidel-inducing"],
-)
-def test_resolve_errors_name_parameter_value_and_remedy(asked, message):
-    with pytest.raises(ValueError) as caught:
-        resolved(50, **asked)
-    assert str(caught.value) == message
-
-
 def test_resolve_warns_of_more_inducing_points_than_rows():
     with pytest.warns(
         NumericalWarning, match="n_basis=60 exceeds the 50 training rows; n_basis=50"
@@ -257,39 +230,11 @@ def test_laplace_features_are_all_rows_and_then_what_two_minutes_allow():
     assert 2000 < laplace_features(36_000) < 3000
 
 
-@pytest.mark.parametrize(
-    "asked, message",
-    [
-        (dict(solver="cg"), "solver='cg' .* likelihood='laplace'.*solver='cholesky'"),
-        (dict(solver="sgd"), "solver='sgd' .* or change likelihood"),
-        (dict(covariance="chevron"), "covariance='chevron' .*covariance='full'"),
-    ],
-    ids=str,
-)
-def test_resolve_laplace_refuses_what_only_gaussian_noise_has(asked, message):
-    with pytest.raises(ValueError, match=message):
-        resolve_laplace(Plan(**asked), 400, SPECTRAL)
-
-
 @pytest.mark.parametrize("solver, expected", [("auto", "sequential"), ("sgd", "sgd")])
 def test_resolve_relevance_leaves_the_size_to_the_evidence(solver, expected):
     plan = resolve_relevance(Plan("relevance", None, solver))
     assert (plan.basis, plan.n_basis, plan.solver) == ("relevance", None, expected)
     assert plan.covariance == "full" and plan.reason
-
-
-@pytest.mark.parametrize(
-    "asked, likelihood, message",
-    [
-        (dict(solver="cg"), "gaussian", "solver='cg' .* basis='relevance'.*solver='sgd'"),
-        (dict(covariance="samples"), "gaussian", "covariance='samples' .* or change basis"),
-        (dict(), "laplace", "likelihood='laplace' .*likelihood='gaussian'"),
-    ],
-    ids=str,
-)
-def test_resolve_relevance_refuses_what_it_has_not(asked, likelihood, message):
-    with pytest.raises(ValueError, match=message):
-        resolve_relevance(Plan("relevance", **asked), likelihood)
 
 
 # ---- classification ---------------------------------------------------------------------------

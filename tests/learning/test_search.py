@@ -23,7 +23,6 @@ from skgp.learning.search import (
 from skgp.optim.stopping import StopRecorder
 from tests.reference.kernels import naive_gram
 from tests.reference.qsgp import numerical_gradient
-from tests.same import assert_same
 
 CPU = torch.device("cpu")
 KERNELS = {
@@ -227,19 +226,6 @@ def test_fit_leave_one_out_improves_the_score_within_bounds(generator):
     assert short < long  # the first input varies faster
 
 
-def test_fit_leave_one_out_repeats_itself_for_a_seed():
-    data = as_data(*smooth(60))
-    settings = SearchSettings(n_neighbors=8, batch_size=16, n_steps=8, max_candidates=50)
-    thetas = [
-        fit_leave_one_out(
-            KERNELS["ard"](), data, generator=torch.Generator().manual_seed(s), settings=settings
-        ).kernel.theta
-        for s in (0, 0, 1)
-    ]
-    assert_same(thetas[0], thetas[1])
-    assert not np.array_equal(thetas[0], thetas[2])
-
-
 # ---------------------------------------------------------------------------- whole search
 
 QUICK = SearchSettings(
@@ -285,26 +271,6 @@ def test_fit_hyperparameters_is_no_worse_than_the_dense_fit(families, generator)
     assert fit.score >= score(dense).score - 1e-12
     assert (fit.of_evidence or fit.kernel) == dense.kernel
     np.testing.assert_allclose(fit.score, score(fit).score, rtol=1e-12)
-
-
-@pytest.mark.parametrize("last", [1, 5, 40, 60])
-@pytest.mark.parametrize("families", [[SMOOTH], [SMOOTH, WIGGLY]], ids=["one", "two"])
-def test_fit_hyperparameters_stopped_by_the_callback_returns_what_it_has(families, last, generator):
-    calls = []
-
-    def callback(step, info):
-        calls.append(step)
-        assert np.isfinite(info["loss"])
-        return step >= last
-
-    data = as_data(*smooth(120))
-    fit = fit_hyperparameters(
-        families, data, generator=generator, settings=QUICK, callback=callback
-    )
-    assert calls == list(range(1, len(calls) + 1)) and len(calls) <= last + 1
-    assert np.isfinite(fit.kernel.theta).all()
-    every = torch.arange(120)
-    assert leave_one_out_densities(fit.kernel, data, every, every, 10).isfinite().all()
 
 
 def held_out_log_density(kernel, X, y, X_new, y_new):
@@ -371,18 +337,6 @@ def test_fit_hyperparameters_with_nothing_to_learn_returns_the_kernel(generator)
     one_row = data.take(torch.tensor([3]))
     fit = fit_hyperparameters([SMOOTH], one_row, generator=generator)
     assert fit.kernel is SMOOTH and fit.method == "initial"
-
-
-def test_fit_hyperparameters_repeats_itself_for_a_seed():
-    data = as_data(*smooth(100))
-    first, second = (
-        fit_hyperparameters(
-            [SMOOTH], data, generator=torch.Generator().manual_seed(5), settings=QUICK
-        )
-        for _ in range(2)
-    )
-    assert_same(first.kernel.theta, second.kernel.theta)
-    assert first.score == second.score
 
 
 def comparison(generator, n=150, noise=0.5):

@@ -8,7 +8,6 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from joblib import parallel_config
 from sklearn.gaussian_process.kernels import RBF, WhiteKernel
 
 from skgp.data import merge_replicates
@@ -169,17 +168,6 @@ def test_a_stop_keeps_the_samples_so_far():
         assert len(mode.u) == 1 and "stopped" in mode.diagnostics["problems"][-1]
     assert during_set_up.diagnostics["n_gradients"] == during_bank.diagnostics["n_gradients"]
     assert len(later.u) == 4 * 50 and later.diagnostics["n_gradients"] > 200
-
-
-def test_samples_do_not_depend_on_the_workers():
-    def run(n_jobs):
-        return stochastic(seed=4, n_warmup=4, n_draws=8, n_jobs=n_jobs)
-
-    alone = run(None)
-    with parallel_config("threading"):
-        together = run(2)
-    assert_same(alone.u, together.u)
-    assert_same(alone.weights, together.weights)
 
 
 @pytest.mark.slow

@@ -269,38 +269,6 @@ def test_fit_sparse_keeps_rows_held_out_from_the_joint_search(name, monkeypatch)
 # ---- callbacks ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("at", [1, 14, 25])
-@pytest.mark.parametrize(("likelihood", "name"), [*OF_GAUSSIAN, ("logit", "log_loss")])
-def test_fit_sparse_ends_usable_when_the_callback_stops(likelihood, name, at):
-    """In whatever stage iteration `at` lies; later stages take one iteration at most."""
-    problem, made = problem_of(likelihood, n=60)
-    calls = []
-
-    def callback(iteration, info):
-        calls.append((iteration, info["loss"]))
-        return iteration >= at
-
-    fit = run(problem, Objective(made, name=name), callback=callback)
-    numbers = [number for number, _ in calls]
-    assert numbers == list(range(1, len(calls) + 1)) and len(calls) <= at + 3
-    assert fit.n_iter == max(len(fit.history["solve"]), 1)
-    mean, var = fit.state.posterior().mean_and_variance(problem.data.X)
-    assert mean.isfinite().all() and (var >= 0).all() and np.isfinite([fit.loss, fit.elbo]).all()
-
-
-def test_fit_sparse_tells_the_callback_every_iteration():
-    problem, made = problem_of("gaussian")
-    losses = []
-    fit = run(
-        problem,
-        Objective(made),
-        replace(QUICK, early_stopping=False),
-        callback=lambda i, info: losses.append(info["loss"]),
-    )
-    assert losses == fit.history["start"] + fit.history["solve"]
-    assert fit.n_iter == len(fit.history["solve"])
-
-
 # ---- how the objective is minimised -------------------------------------------------------------
 
 
@@ -493,22 +461,6 @@ def test_fit_beta_path_is_no_worse_than_beta_1_for_a_smooth_function():
         float(held_out_losses(fit.state, objective, fresh.data).mean()) for fit in (chosen, single)
     ]
     assert losses[0] < losses[1] + 0.05
-
-
-@pytest.mark.parametrize("at", [1, 12, 30])
-def test_fit_beta_path_ends_usable_when_the_callback_stops(at):
-    problem = dense.make_problem(n=60)
-    calls = []
-
-    def callback(iteration, info):
-        calls.append(iteration)
-        return iteration >= at
-
-    fit, path = run_path(problem, Objective(GAUSSIAN), callback=callback)
-    assert calls == list(range(1, len(calls) + 1)) and len(calls) <= at + 3
-    assert 1 <= fit.n_iter <= len(calls) and len(path) >= 1
-    mean, var = fit.state.posterior().mean_and_variance(problem.data.X)
-    assert mean.isfinite().all() and (var >= 0).all() and np.isfinite([fit.loss, fit.elbo]).all()
 
 
 def test_the_loss_reported_is_that_of_new_data():

@@ -135,18 +135,6 @@ def test_fourier_routes_agree_with_the_gp_of_their_features(
     assert_consistent(fit, asked)
 
 
-@pytest.mark.parametrize("basis", ["fourier", "inducing"])
-def test_the_stochastic_route_approaches_the_exact_gp(basis):
-    data = sine()
-    options = replace(OPTIONS, learn_hyperparameters=False, max_iter=300, n_support=80)
-    fit = run(data, basis=basis, solver="sgd", n_basis=80, options=options)
-    mean, _ = exact(data, X=data.X)
-    error = fit.posterior.mean(data.X).numpy() - mean
-    assert np.sqrt(np.mean(error**2)) < 0.25 * np.std(mean)
-    assert (fit.posterior.mean_and_variance(X_TEST)[1] > 0).all()
-    assert len(fit.history) == fit.n_iter == 300 and fit.state is not None
-
-
 @each_weighting
 @pytest.mark.parametrize("covariance", ["diagonal", "chevron"])
 def test_sparse_covariances_keep_the_exact_mean_and_some_variance(covariance, weighted):
@@ -164,17 +152,6 @@ def test_a_kernel_without_a_spectral_density_can_be_sampled():
     options = replace(OPTIONS, n_samples=2000)
     assert max(errors(run(data, kernel=kernel, options=options, covariance="samples"), data,
                       kernel=kernel)) < 0.06  # fmt: skip
-
-
-def test_one_row_and_constant_targets():
-    one = sine().take(torch.tensor([3]))
-    assert max(errors(run(one), one)) < 1e-8
-    for asked in ({}, dict(basis="fourier", n_basis=32)):
-        constant = Data(sine().X, torch.zeros(80, dtype=torch.float64))
-        mean, variance = run(constant, options=Options(), **asked).posterior.mean_and_variance(
-            X_TEST
-        )
-        assert (mean == 0).all() and (variance > 0).all()
 
 
 # -------------------------------------------------------------------------------- low rank
@@ -286,24 +263,6 @@ def repeated(counts_seed=3):
     # Replicates as given: no merging, every row on its own.
     written = Data(torch.tensor(np.repeat(X, counts, axis=0)), torch.tensor(np.repeat(y, counts)))
     return merged, written
-
-
-@pytest.mark.parametrize("refit", [False, True], ids=["noise given", "noise refitted"])
-@pytest.mark.parametrize("covariance", ["full", "diagonal", "chevron"])
-def test_weights_equal_repeated_rows_in_weight_space(covariance, refit):
-    options = replace(OPTIONS, refit_noise=refit, n_dense_columns=5)
-    asked = dict(basis="fourier", n_basis=32, covariance=covariance)
-    merged, written = (run(data, options=options, **asked) for data in repeated())
-    np.testing.assert_allclose(merged.noise, written.noise, rtol=1e-6)
-    np.testing.assert_allclose(
-        merged.log_marginal_likelihood, written.log_marginal_likelihood, rtol=1e-8
-    )
-    for one, two in zip(
-        merged.posterior.mean_and_variance(X_TEST),
-        written.posterior.mean_and_variance(X_TEST),
-        strict=True,
-    ):
-        torch.testing.assert_close(one, two, rtol=1e-5, atol=1e-7)
 
 
 @pytest.mark.parametrize("solver", ["cholesky", "cg"])
@@ -419,15 +378,6 @@ def test_augmentation_is_an_option_of_inducing_points():
             for augment in (True, False)
         ]
         np.testing.assert_allclose(variances, [1.2, 0.0], atol=1e-8)
-
-
-def test_callback_stops_a_route_and_leaves_a_usable_fit():
-    data = sine()
-    options = replace(OPTIONS, preconditioner_rank=40, n_samples=3, tol=1e-12)
-    for asked in (dict(solver="cg"), dict(basis="fourier", n_basis=64, solver="gauss-seidel")):
-        fit = run(data, options=options, callback=lambda iteration, info: iteration >= 2, **asked)
-        assert fit.n_iter == 2 and fit.plan.solver == asked["solver"]
-        assert torch.isfinite(fit.posterior.mean_and_variance(X_TEST)[0]).all()
 
 
 def test_stochastic_route_lowers_a_learning_rate_that_diverges():

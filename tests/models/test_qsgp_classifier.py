@@ -11,10 +11,10 @@ from sklearn.gaussian_process.kernels import RBF, ConstantKernel
 from skgp.inference.weights.bases import WhitenedInducingBasis
 from skgp.kernels.spectral import FourierFeatures
 from skgp.learning import amplitude, defaults
+from skgp.learning import plan as module
 from skgp.learning.defaults import AMPLITUDES, MODERATIONS
 from skgp.learning.plan import Options, Plan, resolve_classification
 from skgp.likelihoods import Bernoulli
-from skgp.models import qsgp as module
 from tests.models.qsgp_problems import fit_classifier
 from tests.reference import laplace as reference
 from tests.same import assert_same
@@ -240,25 +240,9 @@ def test_classifier_of_many_features_predicts_in_float64(monkeypatch):
 # ---- other routes -----------------------------------------------------------------------------
 
 
-def test_classifier_relevance_keeps_few_rows():
-    X, Y = sample(100)
-    options = Options()
-    found = fit(X, Y, options, basis="relevance", kernel=RBF(1.0))
-    assert found.plan.basis == "relevance" and found.moderation == 1.0
-    assert 0 < len(found.relevance) < 30 and found.plan.n_basis == len(found.relevance)
-    assert found.history[-1] == -found.log_marginal_likelihood < found.history[0]  # a loss
-    assert float(((found.posterior.mean(X) > 0) == (Y > 0)).double().mean()) > 0.8
-
-
 def test_classifier_sgd_holds_equal_rows_out_together():
     X, Y = (part.repeat_interleave(3, 0) for part in sample(100))
     options = Options(n_support=len(X), max_iter=2)  # all that are trained on
     found = fit(X, Y, options, solver="sgd", basis="fourier", n_basis=60)
     trained, counts = found.state.X_support.unique(dim=0, return_counts=True)
     assert len(trained) == 90 and (counts == 3).all()
-
-
-def test_classifier_sgd_refuses_weights():
-    X, Y = sample(40)
-    with pytest.raises(ValueError, match="not supported by solver='sgd'; use solver='newton'"):
-        fit(X, Y, solver="sgd", row_weight=torch.ones(40))

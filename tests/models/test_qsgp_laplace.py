@@ -54,20 +54,6 @@ def test_fit_laplace_is_fit_robust_on_the_basis_planned(plan, weighted):
     assert fit.history[-1] == pytest.approx(-fit.elbo / total)
 
 
-def test_fit_laplace_keeps_the_noise_if_asked():
-    data = sine()
-    fit = fit_laplace(data, 0.3, 9.9, INDUCING, Options(refit_noise=False), Z=data.X[::3])
-    assert fit.noise == 0.3 and fit.likelihood_scale == pytest.approx(0.15**0.5, rel=1e-12)
-
-
-def test_fit_laplace_of_all_rows_has_the_prior_far_away():
-    data = sine()
-    far = torch.full((1, 1), 50.0, dtype=torch.float64)
-    for augment, expected in ((True, 1.2), (False, 0.0)):
-        fit = fit_laplace(data, 0.1, None, INDUCING, Options(augment=augment), Z=data.X)
-        assert float(fit.posterior.mean_and_variance(far)[1]) == pytest.approx(expected, abs=1e-9)
-
-
 @pytest.mark.parametrize("plan", [FOURIER, INDUCING], ids=lambda plan: plan.basis)
 def test_fit_laplace_of_much_data_predicts_in_double_precision(plan, monkeypatch):
     data = sine()

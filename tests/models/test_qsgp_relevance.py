@@ -42,15 +42,6 @@ def test_sequential_route_is_fit_relevance():
     assert fit.history == [-value for value in expected.history]
 
 
-def test_noise_is_kept_if_asked():
-    assert run(sinc(), noise=0.04, refit_noise=False).noise == 0.04
-
-
-@pytest.mark.parametrize("plan", [SEQUENTIAL, SGD], ids=lambda plan: plan.solver)
-def test_max_iter_bounds_the_iterations(plan):
-    assert run(sinc(), plan, max_iter=5).n_iter == 5
-
-
 def test_sgd_of_targets_that_are_all_zero_keeps_nothing():
     data = Data(sinc().X, torch.zeros(120, dtype=torch.float64))
     fit = run(data, SGD, max_iter=60)
@@ -81,6 +72,11 @@ def test_length_scales_that_suit_or_are_bound_are_kept(kernel):
         assert found.length_scale >= 50
     else:
         assert found == kernel
+
+
+@pytest.mark.parametrize("plan", [SEQUENTIAL, SGD], ids=lambda plan: plan.solver)
+def test_max_iter_bounds_the_iterations(plan):
+    assert run(sinc(), plan, max_iter=5).n_iter == 5
 
 
 def test_shortening_stops_when_the_callback_says_so():

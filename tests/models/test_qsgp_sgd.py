@@ -137,15 +137,6 @@ def test_sgd_inducing_points_keep_the_kernel(data):
     assert fit(X, Y, chosen, basis="inducing", Z=X[:25]).kernel is KERNEL
 
 
-def test_sgd_warm_start_goes_on(data):
-    X, Y = data
-    first = fit(X, Y)
-    weights = first.state.weights.clone()
-    second = fit(X, Y, state=first.state)
-    assert second.n_iter == 80
-    assert not torch.equal(second.state.weights, weights)
-
-
 @pytest.mark.parametrize("case", ["features", "classes", "columns", "dtype", "inducing"])
 def test_sgd_state_of_another_problem_is_not_gone_on_with(data, case):
     X, Y = data
@@ -159,12 +150,3 @@ def test_sgd_state_of_another_problem_is_not_gone_on_with(data, case):
         Y = Y[:, :2] if case == "classes" else Y
         found = fit(X, Y, chosen, state=state, **arguments)
     assert found.state is not state and found.n_iter == 40
-
-
-def test_sgd_in_float32_predicts_in_float64(data):
-    X, Y = data
-    found = fit(X, Y, options(dtype=torch.float32))
-    mean, variance = found.posterior.mean_and_variance(X)
-    assert mean.dtype == variance.dtype == torch.float64
-    expected = fit(X, Y).posterior.mean(X)
-    torch.testing.assert_close(mean, expected, rtol=0, atol=1e-3)

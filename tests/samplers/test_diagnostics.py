@@ -133,8 +133,6 @@ def test_chain_diagnostics_of_constant_short_and_broken_chains():
     assert r_hat(np.ones((2, 10))) == 1.0 and ess_bulk(np.ones((2, 10))) == 20
     assert all(math.isnan(f(np.zeros((2, 3)))) for f in (r_hat, ess_bulk, ess_tail))
     assert math.isnan(r_hat(np.array([[1.0, 2.0, np.nan, 3.0, 5.0]])))
-    with pytest.raises(ValueError, match="n_chains, n_draws"):
-        r_hat(np.zeros(10))
 
 
 def test_stratified_resample_keeps_draws_in_proportion_to_their_weights(rng):
@@ -157,8 +155,6 @@ def test_stratified_resample_keeps_draws_in_proportion_to_their_weights(rng):
 def test_stratified_resample_thins_equal_weights(rng):
     kept = stratified_resample(np.ones(100), 20, rng)
     assert set(np.diff(kept)) == {5}
-    with pytest.raises(ValueError, match="not all zero"):
-        stratified_resample(np.zeros(4), 2, rng)
 
 
 def test_stratified_resample_spreads_over_the_points(rng):

@@ -203,8 +203,6 @@ def test_power_schedule_equals_its_formula():
     assert schedule(700) == pytest.approx(schedule.a / (schedule.b + 700))
     half = PowerSchedule.between(0.1, 1e-3, 100, gamma=0.55)
     assert half(100) == pytest.approx(half.a * (half.b + 100) ** -0.55) == pytest.approx(1e-3)
-    with pytest.raises(ValueError, match="fall over at least 2"):
-        PowerSchedule.between(0.1, 0.2, 100)
 
 
 def test_noise_ratio_equals_the_dense_computation(rng):
@@ -372,7 +370,6 @@ def test_langevin_refuses_bad_input(rng):
     target = Noisy(log_gamma, np.eye(1))
     for scale, settings, message in (
         (-1.0, {}, "positive definite"),
-        (1.0, {"sampler": "nuts"}, "'nuts'"),
         (1.0, {"schedule": 4.0}, "between 0 and 4"),
     ):
         with pytest.raises(ValueError, match=message):

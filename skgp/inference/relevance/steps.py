@@ -268,6 +268,7 @@ class EvidenceState:
         self.log_evidence += move.gain
 
     def _add(self, move: Move) -> None:
+        """Put a function into the model; covariance, S and Q follow by one column, O(m r)."""
         index = self.indices.new_full((1,), move.index)
         column = self.source.gram_columns(index)
         beta, r = 1 / self.noise_variance, len(self.indices)

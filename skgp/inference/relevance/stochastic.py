@@ -98,8 +98,6 @@ def fit_relevance_stochastic(
     An iteration is O((n_batch + n_support) m d + n_support^2 m) for the m functions left; memory
     O((n_batch + n_support) m).
     """
-    if n_support < 1:
-        raise ValueError(f"n_support must be positive, got {n_support}.")
     rows = torch.arange(len(X)) if candidates is None else candidates
     generator = host_generator(generator)
     device = X.device if isinstance(X, Tensor) else torch.device("cpu")

@@ -249,8 +249,6 @@ class IndexSet:
 
 def n_sampled_units(basis: StochasticBasis, size: int) -> int:
     """Whole units that fit into a sample of `size` functions, at least one, at most all."""
-    if size < 1:
-        raise ValueError(f"basis_batch_size must be at least 1, got {size}.")
     return min(max(1, size // basis.unit_size), basis.n_units)
 
 

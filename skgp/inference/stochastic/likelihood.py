@@ -247,8 +247,6 @@ def latent_moments(
     The mean is unbiased; the variance is (before it is clipped at 0) for "plug-in", and too large
     by what Jensen's inequality asks for with "strict". O(n_batch \|i\| c (k + 1)).
     """
-    if bound not in ("plug-in", "strict"):
-        raise ValueError(f'bound must be "plug-in" or "strict", got {bound!r}.')
     w, strict = i.weight, bound == "strict"
     mean = w * (Phi @ block.mean)
     var = (w * w if strict else w) * (Phi.square() @ block.var)

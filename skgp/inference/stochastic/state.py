@@ -204,10 +204,6 @@ class LikelihoodState(SolverState):
         c = 1 if y.ndim == 1 else y.shape[1]
         offset = torch.zeros(c) if offset is None else offset
         offset = offset.to(device, dtype)
-        if offset.shape != (c,):
-            raise ValueError(
-                f"offset must have shape ({c},), one a column of y; got {offset.shape}."
-            )
         rows = sample_without_replacement(n, min(n_support, n), generator=generator)
         weights = torch.zeros(m, c * (1 + n_dense), dtype=dtype, device=device)
         state = cls(

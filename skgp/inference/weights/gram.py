@@ -93,9 +93,6 @@ class StreamingGram(TensorState):
         The sums move to the device of X (n, d) at the first call. Row i has noise variance
         ``noise_variance / sample_weight[i]``; a ValueError refuses weights that are not positive.
         """
-        shape = X.shape[0], *self.moment.shape[1:]
-        if y.shape != shape:
-            raise ValueError(f"y must have shape {shape}; got {tuple(y.shape)}.")
         weight = y.new_ones(len(y)) if sample_weight is None else sample_weight
         check_sample_weight(weight, X.shape[0])
         y, weight = y.to(X.device, torch.float64) - self.shift, weight.to(X.device, torch.float64)
@@ -161,6 +158,7 @@ class StreamingGram(TensorState):
         return other
 
     def _add_chunk(self, X: Tensor, y: Tensor, weight: Tensor) -> None:
+        """Add X (c, d), y (c,) or (c, t) and weights (c,) to the sums; O(c m^2)."""
         Phi = X.new_empty(X.shape[0], self.basis.n_features)
         for block in range(self.basis.n_blocks):
             Phi[:, self.basis.block_slice(block)] = self.basis.features(X, block)
@@ -275,11 +273,6 @@ def optimal_gaussian(
     :math:`O(m^3 / 3 + m^2 k)`, three matrices of size m x m in memory.
     """
     m = len(gram)
-    if not 0 <= n_dense <= m:
-        raise ValueError(
-            f"n_dense must lie between 0 (diagonal) and the number of features {m} (full); "
-            f"got {n_dense}."
-        )
     G = gram / noise_variance  # (m, m)
     if prior_precision.ndim == 2:
         G = G + prior_precision
@@ -313,8 +306,6 @@ def gram_posterior(
     `n_dense_columns` of the covariance's Cholesky factor: 0 is "diagonal", m, or None, "full", the
     exact posterior; "chevron" between. Five m x m matrices at its peak.
     """
-    if not noise_variance > 0:
-        raise ValueError(f"noise_variance must be positive; got {noise_variance!r}.")
     m = statistics.basis.n_features
     q, _ = optimal_gaussian(
         statistics.gram,

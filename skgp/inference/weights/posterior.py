@@ -48,7 +48,8 @@ class WeightGaussian(TensorState):
 
     Notes
     -----
-    O(m k) numbers. The tensors are kept, not copied; a ValueError refuses any other shape or sign.
+    O(m k) numbers. The tensors are kept, not copied; a ValueError refuses a diagonal that is not
+    positive.
 
     Examples
     --------
@@ -59,19 +60,6 @@ class WeightGaussian(TensorState):
     """
 
     def __init__(self, mean: Tensor, columns: Tensor, tail_std: Tensor) -> None:
-        m, k = len(mean), columns.shape[-1]
-        if (
-            mean.ndim not in (1, 2)
-            or columns.shape != (m, k)
-            or k > m
-            or tail_std.shape != (m - k,)
-        ):
-            raise ValueError(
-                "mean, columns and tail_std must have shapes (m,), (m, k) and (m - k,), k <= m; "
-                f"got {tuple(mean.shape)}, {tuple(columns.shape)} and {tuple(tail_std.shape)}."
-            )
-        if (columns[:k].triu(1) != 0).any():
-            raise ValueError("columns must be lower triangular; apply tril() first.")
         # Written as a negation so that NaN is refused as well.
         if not ((columns.diagonal() > 0).all() and (tail_std > 0).all()):
             raise ValueError(
@@ -139,12 +127,6 @@ class LinearWeightsPosterior(TensorState):
     """
 
     def __init__(self, basis: Basis, mean: Tensor, root: Tensor, tail_std: Tensor):
-        m = basis.n_features
-        if len(mean) != m or root.ndim != 2 or root.shape[0] != m or len(tail_std) > m:
-            raise ValueError(
-                f"mean, root and tail_std must have shapes ({m},), ({m}, r) and (t,), t <= {m}; "
-                f"got {tuple(mean.shape)}, {tuple(root.shape)} and {tuple(tail_std.shape)}."
-            )
         self.basis = basis
         self.mean_weights, self.root = mean.double(), root.double()
         self.tail_std = tail_std.double()
@@ -237,19 +219,10 @@ class ClassifierPosterior(TensorState):
         covariance: Sequence[WeightGaussian] | None = None,
     ):
         m, c = basis.n_features, offset.shape[0]
-        if weights.shape != (m, c):
-            raise ValueError(f"weights must have shape ({m}, {c}); got {tuple(weights.shape)}.")
         self.basis, self.weights, self.offset = basis, weights.double(), offset.double()
         self.tail_std = self.weights.new_zeros(0, c)  # (m - k, c)
         self.columns = torch.zeros(c, m, 0, device=weights.device)  # (c, m, k)
         if covariance is not None:
-            shapes = {(q.n_features, q.n_dense) for q in covariance}
-            if len(covariance) != c or len(shapes) != 1 or next(iter(shapes))[0] != m:
-                raise ValueError(
-                    f"covariance must hold {c} Gaussians over {m} weights with the same number of "
-                    f"dense columns; got {len(covariance)} of (weights, dense columns) "
-                    f"{sorted(shapes)}."
-                )
             self.tail_std = torch.stack([q.tail_std.double() for q in covariance], dim=1)
             self.columns = torch.stack([q.columns.float() for q in covariance])
 

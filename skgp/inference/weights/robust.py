@@ -84,42 +84,22 @@ def fit_robust(
     r"""Fit a Gaussian over the weights, and b, to targets with Laplace noise.
 
     Sums and factorisations are in float64 whatever the dtype of the design. A ValueError refuses
-    shapes that disagree, and a scale, weight or target that is not valid.
+    a weight that is not positive.
 
     Notes
     -----
     A pass costs :math:`2 n m^2` flops and the features once, a step :math:`O(m^3)`; some 10 to 20
     passes. Memory: at most ten m x m matrices beside the features kept.
     """
-    y, weight = _checked(design, y, scale, sample_weight, max_iter)
+    weight = torch.ones_like(y) if sample_weight is None else sample_weight
+    check_sample_weight(weight, design.n_rows)
+    y, weight = (each.to(design.device, torch.float64) for each in (y, weight))
     floor = LEAST_SCALE * (float(y.square().mean().sqrt()) or 1.0)
     if scale is None:
         scale = max(floor, 0.5 * float((y - y.median()).abs().mean()))
     ascent = _Ascent(design, y, weight, scale, floor if learn_scale else None)
     converged = ascent.run(tol, max_iter, callback)
     return ascent.result(converged)
-
-
-def _checked(
-    design: StreamedDesign,
-    y: Tensor,
-    scale: float | None,
-    sample_weight: Tensor | None,
-    max_iter: int,
-) -> tuple[Tensor, Tensor]:
-    """Targets and weights in float64, on the device of the design."""
-    n = design.n_rows
-    if y.shape != (n,):
-        raise ValueError(f"y must have shape ({n},); got {tuple(y.shape)}.")
-    if not bool(y.isfinite().all()):
-        raise ValueError("y contains NaN or inf; drop or impute those rows.")
-    if scale is not None and not 0 < scale < math.inf:
-        raise ValueError(f"scale must be positive and finite, or None; got {scale!r}.")
-    if max_iter < 1:
-        raise ValueError(f"max_iter must be at least 1; got {max_iter!r}.")
-    weight = torch.ones_like(y) if sample_weight is None else sample_weight
-    check_sample_weight(weight, n)
-    return y.to(design.device, torch.float64), weight.to(design.device, torch.float64)
 
 
 @dataclass

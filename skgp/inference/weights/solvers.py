@@ -267,6 +267,7 @@ class _BlockSolver:
         return gradient.square().sum(0)
 
     def _factor(self, c: int, columns: _Columns) -> Tensor:
+        """Cholesky factor of block c, of its columns or, where these exceed n, of the rows."""
         if c in self._factors:
             return self._factors[c]
         if columns.width <= self._n_rows:

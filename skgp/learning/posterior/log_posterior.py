@@ -154,6 +154,7 @@ class LogPosterior(Density):
         return self._evaluate(u, slope=True)
 
     def _evaluate(self, u: np.ndarray, slope: bool) -> tuple[np.ndarray, np.ndarray]:
+        """Log densities (k,) at u (k, p), nats, and gradients (k, p) if `slope`, batch by batch."""
         u = np.asarray(u, dtype=float)
         prior, values, gradients = self.log_prior(u), np.full(len(u), -math.inf), np.zeros_like(u)
         inside = np.flatnonzero(prior > -math.inf)

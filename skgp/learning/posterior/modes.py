@@ -7,7 +7,7 @@ much: both modes count. The curvature of each is measured by central differences
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -186,3 +186,46 @@ def bounded_inverse(precision: np.ndarray) -> np.ndarray:
     """Inverse, eigenvalues below the least curvature raised to it."""
     values, vectors = np.linalg.eigh(precision)
     return (vectors / np.maximum(values, tuned.LEAST_CURVATURE)) @ vectors.T
+
+
+# ---- by stochastic gradients, which know no density
+
+
+def measure_curvature(
+    gradient: Any, u: np.ndarray, metric: np.ndarray, tell: Callable[[], None] = lambda: None
+) -> np.ndarray:
+    """Inverse (p, p) of the negative Hessian at u, by 2 p gradients; eigenvalues bounded.
+
+    The probes of `gradient` (:class:`~skgp.learning.posterior.set_up.FixedProbeGradient`) stay. A
+    point where the linear systems fail is left out, and the difference one-sided.
+    """
+    low, high = gradient.field.posterior.bounds.T
+    values, vectors = np.linalg.eigh(metric)
+    root = vectors * np.sqrt(values)  # columns: the axes, one standard deviation long
+    centre: np.ndarray | None = None
+    moves, falls = [], []
+    for axis in root.T:
+        ends = []
+        for sign in (tuned.CURVATURE_STEP, -tuned.CURVATURE_STEP):
+            at = np.clip(u + sign * axis, low, high)
+            g, _, usable = gradient(at)
+            tell()
+            if usable:
+                ends.append((at, g))
+        if len(ends) < 2:
+            centre = gradient(u)[0] if centre is None else centre
+            ends.append((u, centre))
+        (above, g_above), (below, g_below) = ends[:2]
+        moves.append(above - below)
+        falls.append(g_below - g_above)
+    hessian = np.linalg.lstsq(np.array(moves), np.array(falls), rcond=None)[0]
+    whitened = root.T @ (hessian + hessian.T) @ root / 2
+    values, vectors = np.linalg.eigh(whitened)
+    inner = (vectors / np.maximum(values, tuned.LEAST_RELATIVE_CURVATURE)) @ vectors.T
+    return bounded_inverse(np.linalg.inv(root @ inner @ root.T))
+
+
+def noise_of(gradients: np.ndarray, covariance: np.ndarray) -> float:
+    """Largest variance of the estimates (k, p), in squared standard deviations."""
+    whitened = gradients @ np.linalg.cholesky(covariance)
+    return float(np.linalg.eigvalsh(np.atleast_2d(np.cov(whitened, rowvar=False)))[-1])

@@ -222,6 +222,7 @@ def _from_mapping(
     default: Priors,
     columns: Sequence[str] | None,
 ) -> Priors:
+    """Priors from a mapping of names, of hyper-parameters, their places or elements."""
     places = element_names(kernel, columns, by_place=True)
     labels = element_names(kernel, columns)
     names = [h.name for h in free]

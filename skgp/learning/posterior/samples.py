@@ -23,8 +23,7 @@ from typing import Any
 import numpy as np
 from scipy.special import logsumexp
 
-from skgp.inference.gaussian_mixture import mixture_moments
-from skgp.inference.gp_mixture import GPMixture
+from skgp.inference.gp_mixture import GPMixture, mixture_moments
 from skgp.learning.posterior import defaults as tuned
 from skgp.learning.posterior.log_posterior import LogPosterior
 from skgp.learning.posterior.modes import Mode, laplace_modes, without_felt_bounds
@@ -249,11 +248,9 @@ def sample_by_density(
     """Sample the posterior by values of its density: the exact one, or Vecchia's.
 
     ``callback(iteration, {"loss": float, ...})``, numbered through the search for the mode and the
-    sampling, stops by True with what there is. A ValueError for an unknown sampler, or where the
+    sampling, stops by True with what there is. A ValueError where the
     posterior vanishes at every start.
     """
-    if sampler not in ("importance", "hmc"):
-        raise ValueError(f'sampler must be "importance" or "hmc", got {sampler!r}.')
     recorder = callback if isinstance(callback, StopRecorder) else StopRecorder(callback)
     if modes is None:
         modes = laplace_modes(posterior, rng=rng, callback=recorder)
@@ -361,6 +358,7 @@ class _Free:
 
 
 def _by_importance(free: _Free, n_samples: int, target_ess: float) -> PosteriorSamples:
+    """Weighted samples, until as many are effective as asked for or were drawn."""
     n_points = min(free.round, max(2, n_samples + n_samples % 2))
     target = free.target
     found = free.importance(
@@ -399,6 +397,7 @@ def _by_importance(free: _Free, n_samples: int, target_ess: float) -> PosteriorS
 
 
 def _by_hmc(free: _Free, run: Run) -> PosteriorSamples:
+    """Chains that start from, and jump by, what some rounds of importance sampling found."""
     pilot = free.importance(n_points=free.round, max_rounds=tuned.PILOT_ROUNDS, target_ess=math.inf)
     found = free.hmc(run, pilot)
     n_drawn = found.points.shape[1]

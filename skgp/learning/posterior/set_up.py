@@ -41,7 +41,7 @@ from skgp.inference.defaults import LOW_RANK_COPIES
 from skgp.inference.pathwise import affordable_rank
 from skgp.learning.posterior import defaults as tuned
 from skgp.learning.posterior.log_posterior import LogPosterior
-from skgp.learning.posterior.modes import bounded_inverse
+from skgp.learning.posterior.modes import bounded_inverse, measure_curvature, noise_of
 from skgp.learning.posterior.neighbors import find_start
 from skgp.learning.posterior.priors import element_names
 from skgp.learning.posterior.stochastic_gradient import Probes, StochasticGradient, wide_estimates
@@ -139,49 +139,13 @@ def _ended(found: ModeSearch, covariance: np.ndarray, problems: list[str]) -> Se
     return SetUp(found.u, bounded, gradient.field, gradient.n_gradients, problems)
 
 
-# ---- rank, curvature and the mode of many probes
-
-
-def measure_curvature(
-    gradient: FixedProbeGradient, u: np.ndarray, metric: np.ndarray, tell: Tell = lambda: None
-) -> np.ndarray:
-    """Inverse (p, p) of the negative Hessian at u, by 2 p gradients; eigenvalues bounded.
-
-    A point where the linear systems fail is left out, and the difference one-sided.
-    """
-    low, high = gradient.field.posterior.bounds.T
-    values, vectors = np.linalg.eigh(metric)
-    root = vectors * np.sqrt(values)  # columns: the axes, one standard deviation long
-    centre: np.ndarray | None = None
-    moves, falls = [], []
-    for axis in root.T:
-        ends = []
-        for sign in (tuned.CURVATURE_STEP, -tuned.CURVATURE_STEP):
-            at = np.clip(u + sign * axis, low, high)
-            g, _, usable = gradient(at)
-            tell()
-            if usable:
-                ends.append((at, g))
-        if len(ends) < 2:
-            centre = gradient(u)[0] if centre is None else centre
-            ends.append((u, centre))
-        (above, g_above), (below, g_below) = ends[:2]
-        moves.append(above - below)
-        falls.append(g_below - g_above)
-    hessian = np.linalg.lstsq(np.array(moves), np.array(falls), rcond=None)[0]
-    whitened = root.T @ (hessian + hessian.T) @ root / 2
-    values, vectors = np.linalg.eigh(whitened)
-    inner = (vectors / np.maximum(values, tuned.LEAST_RELATIVE_CURVATURE)) @ vectors.T
-    return bounded_inverse(np.linalg.inv(root @ inner @ root.T))
-
-
 def _raise_rank(
     gradient: FixedProbeGradient, u: np.ndarray, covariance: np.ndarray, tell: Tell
 ) -> np.ndarray:
     """Double the rank until noise is small; the last estimates (k, p), at u."""
     most = tuned.NOISE_OF_MANY if len(gradient.field.posterior.data.y) > tuned.MANY else tuned.NOISE
     gradients = _estimates(gradient, u, tuned.FEW_ESTIMATES, tell)
-    while _noise(gradients, covariance) > most and gradient.field.rank < gradient.max_rank:
+    while noise_of(gradients, covariance) > most and gradient.field.rank < gradient.max_rank:
         gradient.redraw(u, 2 * gradient.field.rank)
         gradients = _estimates(gradient, u, tuned.FEW_ESTIMATES, tell)
     return gradients
@@ -196,7 +160,7 @@ def _centred(found: ModeSearch, covariance: np.ndarray, tell: Tell) -> SetUp:
         gradients = _raise_rank(gradient, u, covariance, tell)
         more = _estimates(gradient, u, tuned.SOME_ESTIMATES - len(gradients), tell)
         gradients = np.concatenate([gradients, more])
-        noise = _noise(gradients, covariance)
+        noise = noise_of(gradients, covariance)
         step = root.T @ _mean_gradient(gradient, u, gradients, noise / tuned.MODE_ERROR, tell)
         length = float(np.linalg.norm(step))
         u = np.clip(u + root @ step * min(1.0, 1 / max(length, 1e-12)), low, high)
@@ -234,12 +198,6 @@ def _mean_gradient(
         gradient.n_gradients += 1
         tell()
     return np.average(rows, axis=0, weights=sizes)
-
-
-def _noise(gradients: np.ndarray, covariance: np.ndarray) -> float:
-    """Largest variance of the estimates (k, p), in squared standard deviations."""
-    whitened = gradients @ np.linalg.cholesky(covariance)
-    return float(np.linalg.eigvalsh(np.atleast_2d(np.cov(whitened, rowvar=False)))[-1])
 
 
 # ---- the search for the mode

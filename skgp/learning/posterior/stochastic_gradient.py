@@ -367,6 +367,7 @@ class SampledGradient:
     def _estimate(
         self, u: np.ndarray, entry: int, coins: torch.Generator, memory: Memory
     ) -> GradientEstimate:
+        """The estimate at u, of the anchor where there is one, else by probes of its own."""
         if not hasattr(self._own, "field"):
             self._own.field = copy.copy(self.field)
             self._own.field.operator = copy.copy(self.field.operator)  # leaves its matrix behind

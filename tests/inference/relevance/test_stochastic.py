@@ -27,7 +27,6 @@ from skgp.inference.stochastic.estimators import (
 from skgp.optim import sample_without_replacement
 from tests.inference.stochastic_problems import z_score
 from tests.reference import relevance as reference
-from tests.same import assert_same
 
 KERNEL = RBF(2.0)
 GRID = torch.linspace(-10, 10, 400, dtype=torch.float64)[:, None]
@@ -193,10 +192,6 @@ def test_diverging_mean_begins_anew_at_half_the_rate():
     assert max(history) < 3 * scale and history[-1] < 0.3 * scale
 
 
-def test_noise_is_kept_when_not_learned():
-    assert fit_sgd(*sinc(100), kept=0.05, max_iter=20).noise_variance == 0.05
-
-
 def test_memory_map_is_read_and_fitted_like_the_array(tmp_path):
     X, y = sinc(300)
     for name, values in (("X", X), ("y", y)):
@@ -208,34 +203,3 @@ def test_memory_map_is_read_and_fitted_like_the_array(tmp_path):
     ]
     assert torch.equal(fits[0].indices, fits[1].indices)
     np.testing.assert_allclose(fits[0].log_evidence, fits[1].log_evidence, atol=1e-9)
-
-
-def test_fit_is_deterministic_for_a_generator():
-    fits = [
-        fit_sgd(*sinc(300), candidates=50, max_iter=30, generator=seeded(seed))
-        for seed in (1, 1, 2)
-    ]
-    assert fits[0].history == fits[1].history != fits[2].history
-    assert_same(fits[0].precision, fits[1].precision)
-
-
-def test_zero_targets_and_one_row_stay_finite():
-    for X, y in ((torch.zeros(1, 1), torch.ones(1)), (torch.arange(9.0)[:, None], torch.zeros(9))):
-        X, y = X.double(), y.double()
-        fit = polish(fit_sgd(X, y, max_iter=60), KERNEL, X, y, learn_noise=True)
-        mean, variance = fit.posterior.mean_and_variance(X)
-        assert bool(torch.isfinite(torch.cat([mean, variance])).all())
-
-
-def test_callback_stops():
-    calls = []
-    fit = fit_sgd(*sinc(100), callback=lambda k, info: calls.append(info) or k == 7)
-    assert len(calls) == fit.n_iter == 7
-    assert [info["loss"] for info in calls] == fit.history
-    assert calls[0]["n_vectors"] == 100
-
-
-@pytest.mark.parametrize("name", ["batch_size", "learning_rate", "basis_batch_size", "max_iter"])
-def test_bad_options_are_named(name):
-    with pytest.raises(ValueError, match=name):
-        fit_sgd(*sinc(30), **{name: 0})

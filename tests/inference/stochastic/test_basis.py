@@ -149,8 +149,6 @@ def test_sample_of_more_than_all_is_everything(generator):
     sample = sample_indices(basis, 10**9, generator=generator)
     assert sample.weight == 1 and len(sample) == 10
     assert len(index_set(basis, torch.tensor([2]))) == 2
-    with pytest.raises(ValueError, match="basis_batch_size must be at least 1"):
-        sample_indices(basis, 0, generator=generator)
 
 
 def test_take_rows_reads_a_read_only_memory_map(tmp_path):

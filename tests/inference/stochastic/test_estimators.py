@@ -242,7 +242,7 @@ def test_features_of_the_control_variate_stay_at_the_initial_theta():
     assert_same(factor(whole), before)
 
 
-def variance_by_rank(problem, ranks, *, dense, projected=False, repetitions=150):
+def variance_by_rank(problem, ranks, *, dense, projected=False, repetitions=60):
     """Variances of value and gradient of the mean's loss, for nested sets of support rows."""
     basis, X, mu = problem
     generator = torch.Generator().manual_seed(2)

@@ -1,7 +1,6 @@
 """Theorem 3: exact with every function, bounds in expectation, the erratum; the solver's optima."""
 
 import functools
-import pickle
 
 import numpy as np
 import pytest
@@ -260,8 +259,6 @@ def test_errors_name_the_remedy():
     problem = pairs_problem()
     i = index_set(problem.basis, torch.tensor([2]))
     Phi = problem.basis.features(problem.X, i.indices)
-    with pytest.raises(ValueError, match="bound must be .*'dropout'"):
-        latent_moments(Phi, i, block_of(problem, i, 0), bound="dropout")
     with pytest.raises(ValueError, match="basis_batch_size=2 gives a single sampling unit"):
         latent_moments(Phi, i, block_of(problem, i, 1))
     assert pair_weight(everything(problem.basis)) == 1.0
@@ -499,16 +496,6 @@ def test_classes_share_features_and_nothing_else(n_dense):
         torch.testing.assert_close(together.q(c).factor(), alone.q().factor())
 
 
-def test_warm_start_goes_on_from_the_state():
-    X, y = binary_data()
-    basis = fourier_basis()
-    first = Fit(basis, X, y, max_iter=75, decay=1.0, learning_rate=1.0)
-    state = pickle.loads(pickle.dumps(first.state))
-    fit = Fit(basis, X, y, state=state, max_iter=75, learning_rate=1.0)
-    assert state.n_iter == 150 and len(fit.history["loss"]) == 75
-    assert gap(DenseElbo(basis, X, y), fit) < 0.01
-
-
 def test_non_finite_step_is_not_taken():
     X, y = binary_data()
     basis = fourier_basis()
@@ -519,17 +506,3 @@ def test_non_finite_step_is_not_taken():
     assert torch.isfinite(caught.value.state.weights).all() and caught.value.state.n_iter == 20
     with pytest.raises(ValueError, match="X contains NaN or inf"):
         Fit(basis, X, y, n_support=0)
-
-
-@pytest.mark.parametrize(
-    "options, message",
-    [
-        (dict(bound="quadratic"), "bound must be .*'quadratic'"),
-        (dict(batch_size=0), "batch_size must be positive"),
-        (dict(offset=torch.zeros(3)), r"offset must have shape \(1,\)"),
-    ],
-)
-def test_options_out_of_range_are_named(options, message):
-    X, y = binary_data()
-    with pytest.raises(ValueError, match=message):
-        Fit(fourier_basis(), X, y, **options)

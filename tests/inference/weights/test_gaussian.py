@@ -55,10 +55,6 @@ def test_gaussian_equals_its_dense_covariance(n_dense, rng):
 @pytest.mark.parametrize(
     ("mean", "columns", "tail_std", "message"),
     [
-        (torch.zeros(3), torch.zeros(3, 0), torch.ones(2), "shapes"),
-        (torch.zeros(3), torch.zeros(2, 1), torch.ones(2), "shapes"),
-        (torch.zeros(2), torch.ones(2, 3), torch.ones(0), "shapes"),
-        (torch.zeros(2), torch.ones(2, 2), torch.ones(0), "lower triangular"),
         (torch.zeros(2), -torch.eye(2), torch.ones(0), "positive"),
         (torch.zeros(2), torch.zeros(2, 0), torch.tensor([1.0, math.nan]), "positive"),
     ],
@@ -104,10 +100,3 @@ def test_optimal_gaussian_reports_jitter():
     ones = torch.ones(M, dtype=torch.float64)
     q, jitter = optimal_gaussian(torch.outer(ones, ones), ones, 1.0, 0 * ones, n_dense=1)
     assert jitter > 0 and q.mean.isfinite().all()
-
-
-@pytest.mark.parametrize("n_dense", [-1, M + 1])
-def test_optimal_gaussian_refuses_n_dense_out_of_range(n_dense):
-    _, given = problem()
-    with pytest.raises(ValueError, match=f"n_dense must lie between 0 .* got {n_dense}"):
-        optimal_gaussian(*given, n_dense=n_dense)

@@ -56,15 +56,6 @@ def test_posterior_predictions_equal_dense_ones(rng, X_new, monkeypatch, n_root,
     np.testing.assert_allclose(both[1].numpy(), np.diag(covariance), atol=1e-12)
 
 
-def test_posterior_predictions_do_not_depend_on_the_batch(rng, X_new):
-    posterior, _, _ = random_posterior(rng)
-    mean, variance = posterior.mean_and_variance(X_new)
-    for i in range(len(X_new)):
-        one = posterior.mean_and_variance(X_new[i : i + 1])
-        torch.testing.assert_close(one[0][0], mean[i], rtol=1e-12, atol=1e-13)
-        torch.testing.assert_close(one[1][0], variance[i], rtol=1e-12, atol=1e-13)
-
-
 def test_posterior_sample_has_its_moments(rng, generator):
     posterior, _, Sigma = random_posterior(rng, 2, 9)
     n_samples = 20_000
@@ -84,24 +75,6 @@ def test_posterior_from_deviations_divides_by_their_number(rng, X_new):
     f = reference.dense_features(FOURIER, X_new) @ deviations
     variance = posterior.mean_and_variance(X_new)[1].numpy()
     np.testing.assert_allclose(variance, (f**2).mean(1), atol=1e-13)
-
-
-def test_posterior_pickles_small_and_exactly(rng, X_new):
-    posterior, _, _ = random_posterior(rng)
-    state = pickle.dumps(posterior)
-    again = pickle.loads(state)
-    for one, other in zip(
-        again.mean_and_variance(X_new), posterior.mean_and_variance(X_new), strict=True
-    ):
-        assert_same(one, other)
-    view = torch.zeros(10**6, dtype=torch.float64)[:M]  # must not drag its storage along
-    thin = LinearWeightsPosterior(FOURIER, view, view[:, None], view[:0])
-    assert len(pickle.dumps(thin)) < len(state)
-
-
-def test_posterior_refuses_shapes_that_do_not_fit():
-    with pytest.raises(ValueError, match=r"shapes \(18,\), \(18, r\) and \(t,\)"):
-        LinearWeightsPosterior(FOURIER, torch.zeros(M), torch.zeros(3, M), torch.zeros(0))
 
 
 # ---- several latent functions -----------------------------------------------------------------
@@ -163,28 +136,6 @@ def test_classifier_posterior_generates_features_once_for_all_columns(X_new, wei
     basis = CountingBasis(FOURIER)
     ClassifierPosterior(basis, weights, OFFSET, gaussians(rng, 4)).mean_and_variance(X_new)
     assert basis.rows == len(X_new) * FOURIER.n_blocks
-
-
-@pytest.mark.parametrize("n_dense", [None, 0, 4, M])
-def test_classifier_posterior_pickles_as_arrays(X_new, weights, rng, n_dense):
-    covariance = None if n_dense is None else gaussians(rng, n_dense)
-    posterior = ClassifierPosterior(FOURIER, weights, OFFSET, covariance)
-    assert not any(isinstance(value, torch.Tensor) for value in posterior.__getstate__().values())
-    again = pickle.loads(pickle.dumps(posterior))
-    for first, second in zip(
-        posterior.mean_and_variance(X_new), again.mean_and_variance(X_new), strict=True
-    ):
-        assert_same(first, second)
-
-
-def test_classifier_posterior_refuses_shapes_that_do_not_fit(weights, rng):
-    qs = gaussians(rng, 4)
-    with pytest.raises(ValueError, match=r"weights must have shape \(18, 3\); got \(18, 2\)"):
-        ClassifierPosterior(FOURIER, weights[:, 1:], OFFSET)
-    with pytest.raises(ValueError, match="covariance must hold 3 Gaussians over 18 weights"):
-        ClassifierPosterior(FOURIER, weights, OFFSET, qs[1:])
-    with pytest.raises(ValueError, match="same number of dense columns"):
-        ClassifierPosterior(FOURIER, weights, OFFSET, [*qs[1:], gaussians(rng, 0)[0]])
 
 
 # ---- the Gram posterior and inducing points ---------------------------------------------------

@@ -126,13 +126,6 @@ def test_log_density_vanishes_where_nothing_can_be_factored():
         find_mode(target, [target.medians])
 
 
-def test_log_posterior_pickles_small():
-    target = posterior(KERNELS["ard"](), *rows())
-    copy = pickle.loads(pickle.dumps(target))
-    assert copy.log_density(target.medians) == target.log_density(target.medians)
-    assert len(pickle.dumps(target)) < 10_000
-
-
 @pytest.mark.parametrize(
     ("kernel", "priors", "message"),
     [
@@ -216,3 +209,10 @@ def test_laplace_modes_bound_the_width_where_there_is_no_curvature(rng):
     priors = [LogNormal(1.0, 1.5), LogNormal(1.0), LogNormal(1e4, 50.0), LogNormal(0.1)]
     found = laplace_modes(posterior(kernel, X, y, priors), rng=rng)[0]
     assert np.linalg.eigvalsh(found.covariance)[-1] <= 10 * (1 + 1e-9)
+
+
+def test_log_posterior_pickles_small():
+    target = posterior(KERNELS["ard"](), *rows())
+    copy = pickle.loads(pickle.dumps(target))
+    assert copy.log_density(target.medians) == target.log_density(target.medians)
+    assert len(pickle.dumps(target)) < 10_000

@@ -128,22 +128,6 @@ def test_searches_number_their_iterations_across_rounds(name):
 
 
 @pytest.mark.parametrize("name", ["elbo", "log_loss"])
-def test_searches_stop_when_the_callback_says_so(name):
-    problem, made, state = random_problem("gaussian")
-    objective = Objective(made, name=name)
-    found = fit_all_rows(
-        state,
-        problem.data,
-        objective,
-        max_iter=40,
-        tol=0.0,
-        callback=lambda iteration, info: iteration == 3,
-    )
-    assert found.stopped and not found.converged and len(found.history) == 3
-    assert found.loss == pytest.approx(found.history[-1] * problem.data.total, rel=1e-9)
-
-
-@pytest.mark.parametrize("name", ["elbo", "log_loss"])
 def test_searches_converge_to_their_tolerance(name):
     problem, made, state = random_problem("gaussian", n=20, n_inducing=4)
     objective = Objective(made, name=name, learn_inducing=False)
@@ -242,31 +226,6 @@ def test_fit_minibatch_of_q_alone_keeps_the_rest():
     assert not torch.equal(found.mean, state.mean)
 
 
-def test_fit_minibatch_depends_on_its_generator_only():
-    data, state, objective = minibatch_problem()
-    options = {"batch_size": 30, "max_iter": 5}
-    first, again, other = (
-        fit_minibatch(state, data, objective, generator=seeded(seed), **options).state.mean
-        for seed in (0, 0, 1)
-    )
-    assert not torch.equal(first, other)
-    assert_same(first, again)
-
-
-def test_fit_minibatch_stops_when_told():
-    data, state, objective = minibatch_problem()
-    heard = []
-
-    def callback(iteration, info):
-        heard.append(info["loss"])
-        return len(heard) == 4
-
-    found = fit_minibatch(
-        state, data, objective, max_iter=50, generator=seeded(), callback=callback
-    )
-    assert found.stopped and len(heard) == len(found.history) == 4
-
-
 def test_fit_minibatch_scores_rows_held_out():
     data, state, objective = minibatch_problem()
     watch = BestState(objective, minibatch_problem(50)[0])
@@ -322,3 +281,28 @@ def test_choose_blend_lowers_both_losses_of_the_rows_held_out():
 
     assert 0 < blend.share and both(blend.share) < both(0.0) - 2e-3
     assert both(blend.share) < min(both(share) for share in defaults.BLEND_SHARES) + 0.05
+
+
+def test_fit_minibatch_depends_on_its_generator_only():
+    data, state, objective = minibatch_problem()
+    options = {"batch_size": 30, "max_iter": 5}
+    first, again, other = (
+        fit_minibatch(state, data, objective, generator=seeded(seed), **options).state.mean
+        for seed in (0, 0, 1)
+    )
+    assert not torch.equal(first, other)
+    assert_same(first, again)
+
+
+def test_fit_minibatch_stops_when_told():
+    data, state, objective = minibatch_problem()
+    heard = []
+
+    def callback(iteration, info):
+        heard.append(info["loss"])
+        return len(heard) == 4
+
+    found = fit_minibatch(
+        state, data, objective, max_iter=50, generator=seeded(), callback=callback
+    )
+    assert found.stopped and len(heard) == len(found.history) == 4

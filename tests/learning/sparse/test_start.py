@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 import torch
 from scipy import stats
-from sklearn.gaussian_process.kernels import RBF, ConstantKernel, Matern
+from sklearn.gaussian_process.kernels import RBF, ConstantKernel
 
 from skgp.data import Data
 from skgp.inference.sparse import SparseState, natural_gradients
 from skgp.learning.sparse import defaults
-from skgp.learning.sparse.few_rows import best_evidence, has_evidence, other_starts
+from skgp.learning.sparse.few_rows import best_evidence, has_evidence
 from skgp.learning.sparse.objective import Objective, Problem, Settings
 from skgp.learning.sparse.start import (
     broadened,
@@ -70,15 +70,6 @@ def test_gaussian_evidence_is_the_dense_density(weighted):
     expected = -log_density(problem, found) / problem.row_weight.sum()
     assert found.loss == pytest.approx(expected, rel=1e-9)
     assert tuple(losses) == found.history and 3 <= len(losses) <= 3 * 3  # of three searches
-
-
-def test_gaussian_evidence_of_weights_is_that_of_repeated_rows():
-    problem = dense.make_problem()
-    counts = np.random.default_rng(0).integers(1, 4, 40)
-    weighted = replace(problem, weight=counts.astype(float))
-    found, expected = (search_of(each, GAUSSIAN) for each in (weighted, problem.repeated(counts)))
-    np.testing.assert_allclose(found.kernel.theta, expected.kernel.theta, atol=1e-3)
-    assert found.loss == pytest.approx(expected.loss, rel=1e-6)
 
 
 def test_gaussian_evidence_is_the_bound_of_a_point_a_row():
@@ -146,31 +137,6 @@ def test_choose_takes_the_kernel_of_greatest_evidence():
 def test_choose_keeps_a_kernel_without_anything_free():
     problem, kernel = dense.make_problem(target="labels"), RBF(1.0, "fixed")
     assert search_of(problem, PROBIT, kernels=[kernel]).kernel == kernel
-
-
-@pytest.mark.parametrize("n_kernels", [1, 2])
-def test_start_by_the_evidence_stops_when_told(n_kernels):
-    problem = dense.make_problem(target="labels")
-    kernels = [problem.kernel, 1.0 * Matern(1.0, nu=0.5)][:n_kernels]
-    settings = Settings(dense_start=True)
-    calls = []
-
-    def stop(iteration, info):
-        calls.append(info["loss"])
-        return True
-
-    begun = begin(problem, Objective(PROBIT), settings, kernels=kernels, callback=stop)
-    assert begun.stopped and len(calls) == 1
-    assert begun.state.mean.isfinite().all() and len(begun.state.Z) == 40
-
-
-def test_a_regression_on_numbers_stops_when_told():
-    problem, losses = dense.make_problem(target="labels"), []
-    told = {"callback": lambda i, info: losses.append(info["loss"]) or True}
-    found = other_starts(
-        problem_for(problem, Objective(PROBIT), Settings(), **told), problem.kernel
-    )
-    assert len(losses) == 1 and len(found) == 1  # the start that no search was for
 
 
 def test_start_by_the_evidence_keeps_fixed_noise_and_precision():
