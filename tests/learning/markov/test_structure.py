@@ -283,3 +283,13 @@ def test_the_period_of_a_wave_without_noise_is_not_rounded(period):
     mean, std = fit.predict(t[n:, None], return_std=True)
     assert np.abs(mean - y[n:]).max() < 1e-3
     assert (np.abs(mean - y[n:]) < 1.96 * std).mean() > 0.85
+
+
+@pytest.mark.parametrize("scale", [8.0, 10.0, 15.0])
+def test_a_smooth_series_without_noise_is_forecast_as_one(scale):
+    t = np.arange(150.0)
+    y = np.sin(t / scale)
+    model = StateSpaceGPRegressor().fit(t[:135, None], y[:135])
+    mean, std = model.predict(t[135:, None], return_std=True)
+    assert np.abs(mean - y[135:]).max() < 0.02
+    assert (np.abs(mean - y[135:]) < 2 * std).all()
