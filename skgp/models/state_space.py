@@ -203,7 +203,7 @@ def fit_series(
         found = from_likeliest_start(found, starts, processes[0], value, climb)
     if knots is None and likelihood.is_gaussian:
         rest = left_by_terms(processes[0], found, objective)
-        found = with_fine_form(found, rest, climb)
+        found = with_fine_form(found, rest, climb, asked=not several)
         few = (of_terms, objective, likelihood, processes[0], rest)
         points = averaged(found, *few, structure) if several and structured else None
         if points is not None:

@@ -155,9 +155,11 @@ def averaged(
     if rival is None or share < LEAST_WEIGHT:
         return points
     points = points or Average((found,), (1.0,))
-    rival = with_fine_form(
-        rival, rest, lambda part, start: short_climb(part, objective, likelihood, start)
-    )
+
+    def climb(part: Component, start: Tensor) -> Search:
+        return short_climb(part, objective, likelihood, start)
+
+    rival = with_fine_form(rival, rest, climb, asked=False)
     return _with_rival(points, found, rival, share)
 
 

@@ -162,11 +162,22 @@ class Component:
         return (self.theta + moved).clamp(self.low, self.high)
 
     def with_length_scale_of(self, other: "Component") -> "Component":
-        """With length scales of the geometric mean that those of another have."""
+        """With length scales of the geometric mean that those of another have.
+
+        Where the other has the greater variance, those are beyond what the data show, their slopes:
+        it is these that are taken over.
+        """
         mine, theirs = self.theta[self.is_length_scale], other.theta[other.is_length_scale]
         if not (len(mine) and len(theirs)):
             return self
-        return self.at(self.scaled((theirs.mean() - mine.mean()).exp()[None])[0])
+        factor = (theirs.mean() - mine.mean()).exp()
+        factor /= max(1.0, other.variance / self.variance) ** 0.5
+        return self.at(self.scaled(factor[None])[0])
+
+    @property
+    def variance(self) -> float:
+        """Prior variance."""
+        return sum(block.variance for _, block in self.dynamics().blocks)
 
 
 def _find_slopes(form: StateSpace) -> Tensor | None:

@@ -7,6 +7,7 @@ from torch import Tensor
 from skgp.inference.markov.approximation import evidence_error
 from skgp.inference.markov.series import Series
 from skgp.kernels import state_space
+from skgp.learning.defaults import LEAST_EFFECT
 from skgp.learning.markov.defaults import FORM_NATS, FORM_TOLERANCES, WORTH_A_WARNING
 from skgp.learning.markov.objectives import Component
 from skgp.learning.markov.search import Search
@@ -14,12 +15,18 @@ from skgp.linalg import NumericalWarning, warn_caller
 
 
 def with_fine_form(
-    found: Search, series: Series, climb: Callable[[Component, Tensor], Search]
+    found: Search,
+    series: Series,
+    climb: Callable[[Component, Tensor], Search],
+    *,
+    asked: bool = True,
 ) -> Search:
     """Where a search ends with a form fine enough for the noise found, of Gaussian noise.
 
     A search ends with little noise where the data have little: whether the form will do is known
-    then, and `climb` goes on from there with a finer one. Warns where there is none.
+    then, and `climb` goes on from there with a finer one, unless that ends at less evidence: many
+    states and very little noise are beyond the digits of a filter, and a coarse form is a process
+    of its own. Warns of forms that are not fine enough of a kernel that was `asked` for.
     """
     error = _error(found, series)
     if error <= FORM_NATS:
@@ -29,12 +36,15 @@ def with_fine_form(
         if finer is found.components[0]:
             break
         again = climb(finer, found.parameters)
+        if again.n_iter and again.value < found.value - LEAST_EFFECT * series.total:
+            error = _error(found, series)
+            break
         again.n_iter += found.n_iter
         again.history = found.history + again.history
         found, error = again, _error(again, series)
         if error <= FORM_NATS:
             break
-    if error > WORTH_A_WARNING:
+    if asked and error > WORTH_A_WARNING:
         warn_caller(
             f"The state-space form of {found.kernel} is approximate, and with noise of variance "
             f"{_noise(found):.3g} (of standardised targets) the log marginal likelihood may be off "

@@ -120,6 +120,8 @@ def propose_seasons(
                 orders.append(j)
         frequency = _refined(t, rest, frequency, orders)
         frequency = _snapped(t, rest, frequency, known, step, behind)
+        most = min(most, math.ceil(0.5 / (frequency * step)) - 1)
+        orders = _with_hidden(t, rest, frequency, orders, most, behind)
         rest, variances = _without(t, rest, frequency, orders)
         if sum(variances) < floor:
             return
@@ -138,12 +140,8 @@ def _periodogram(
         count = min(math.ceil(0.5 / step / spacing) - 1, 2 * _OVERSAMPLED * len(t))
         frequencies = spacing * np.arange(1, count + 1)
         power = _lomb(t, y - y.mean(), frequencies)
-        means, waves = [t, y], frequencies
+        waves = frequencies
     else:
-        cell = (t * (WAVE_ROWS / span)).astype(int).clip(max=WAVE_ROWS - 1)
-        sizes = np.bincount(cell, minlength=WAVE_ROWS)
-        cells = (np.bincount(cell, each, WAVE_ROWS) for each in (t, y))
-        means = [each[sizes > 0] / sizes[sizes > 0] for each in cells]
         frequencies, power = _spectrum(t, y, step)
         waves = frequencies[: int(_OVERSAMPLED * WAVE_ROWS / CELLS_A_CYCLE)]
     gain = _over_neighbours(power) - UNMODELLED
@@ -151,8 +149,37 @@ def _periodogram(
     waves = waves[waves >= lowest]
     gain, n_waves = gain[shown], len(waves)
     if n_waves:
-        gain[:n_waves] = np.maximum(gain[:n_waves], _gains(means[0], means[1], waves, behind))
+        gain[:n_waves] = np.maximum(gain[:n_waves], _gains(*_means(t, y), waves, behind))
     return frequencies[shown], gain
+
+
+def _means(t: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Of many points those in cells; the times and values, (m,)."""
+    if len(t) <= WAVE_ROWS:
+        return t, y
+    cell = (t * (WAVE_ROWS / t[-1])).astype(int).clip(max=WAVE_ROWS - 1)
+    sizes = np.bincount(cell, minlength=WAVE_ROWS)
+    shown = sizes > 0
+    x, means = (np.bincount(cell, each, WAVE_ROWS)[shown] / sizes[shown] for each in (t, y))
+    return x, means
+
+
+def _with_hidden(
+    t: np.ndarray, y: np.ndarray, frequency: float, orders: list[int], most: int, behind: Behind
+) -> list[int]:
+    """Harmonics found, and those that stand out of what these leave: beside them they were small.
+
+    Of many points only those that cells show.
+    """
+    if len(t) > WAVE_ROWS:
+        most = min(most, int(WAVE_ROWS / (CELLS_A_CYCLE * frequency * t[-1])))
+    others = [j for j in range(2, most + 1) if j not in orders]
+    if not others:
+        return orders
+    left = _without(t, y, frequency, orders)[0]
+    gain = _gains(*_means(t, left), frequency * np.array(others), behind)
+    more = [j for j, each in zip(others, gain, strict=True) if each > -math.log(PART_CHANCE)]
+    return sorted(orders + more)
 
 
 def _with_harmonics(frequencies: np.ndarray, gain: np.ndarray, periods: list[float]) -> np.ndarray:

@@ -5,7 +5,13 @@ import warnings
 import numpy as np
 import pytest
 import torch
-from sklearn.gaussian_process.kernels import RBF, ExpSineSquared, Matern, RationalQuadratic
+from sklearn.gaussian_process.kernels import (
+    RBF,
+    ConstantKernel,
+    ExpSineSquared,
+    Matern,
+    RationalQuadratic,
+)
 
 from skgp.inference.markov.approximation import evidence_error
 from skgp.inference.markov.series import make_series
@@ -97,3 +103,14 @@ def test_exact_forms_and_harmonics_are_left_alone():
     x, y, _ = drawn(Matern(nu=1.5), 60, 1e-2)
     assert fitted(Matern(nu=1.5), x, y, 1e-2).states[0].tolerance is None
     assert fitted(ExpSineSquared(1.5, 3.0), x, y, 1e-1).states[0].tolerance is None
+
+
+def test_a_search_with_a_finer_form_does_not_lose_what_was_found():
+    t = np.arange(135.0)
+    y = np.exp(t / 30)
+    y = torch.tensor((y - y.mean()) / y.std())
+    series = make_series(torch.tensor(t), y)
+    kernel = ConstantKernel(1.0) * RBF(10.0, (1e-3, 1e3))
+    with pytest.warns(NumericalWarning, match="may be off by"):
+        fit = fit_series([kernel], [series], Gaussian(1e-4, bounds=(1e-10, 10.0)), offsets=[0.0])
+    assert fit.value > 1000  # of noise alone -192

@@ -108,6 +108,15 @@ def test_harmonics_carry_their_variance():
     np.testing.assert_allclose(variances, [0.5, 0.125], rtol=0.05)
 
 
+def test_small_harmonics_are_seen_beside_great_ones():
+    rng, t = np.random.default_rng(0), np.arange(400.0)
+    y = 10 * np.sin(2 * np.pi * t / 12) + 0.2 * np.cos(2 * np.pi * t / 4)
+    y += np.cumsum(0.1 * rng.standard_normal(400)) + 0.2 * rng.standard_normal(400)
+    (season,) = seasons(t, y)
+    assert set(season.variances) == {1, 3}
+    assert season.variances[3] * y.var() == pytest.approx(0.02, rel=0.3)
+
+
 def test_a_day_that_differs_over_the_week_is_a_season_of_the_week():
     t = np.arange(24.0 * 7 * 4)
     y = (1 + ((t // 24) % 7 < 5)) * np.sin(2 * np.pi * t / 24)
@@ -274,3 +283,13 @@ def test_the_period_of_a_wave_without_noise_is_not_rounded(period):
     mean, std = fit.predict(t[n:, None], return_std=True)
     assert np.abs(mean - y[n:]).max() < 1e-3
     assert (np.abs(mean - y[n:]) < 1.96 * std).mean() > 0.85
+
+
+@pytest.mark.parametrize("scale", [8.0, 10.0, 15.0])
+def test_a_smooth_series_without_noise_is_forecast_as_one(scale):
+    t = np.arange(150.0)
+    y = np.sin(t / scale)
+    model = StateSpaceGPRegressor().fit(t[:135, None], y[:135])
+    mean, std = model.predict(t[135:, None], return_std=True)
+    assert np.abs(mean - y[135:]).max() < 0.02
+    assert (np.abs(mean - y[135:]) < 2 * std).all()
