@@ -145,15 +145,17 @@ def earlier_neighbors(
         if not len(place):
             continue
         search = NeighborSearch(kernel, X[:end])
-        pending, k = place, EARLIER_SHARE * n_candidates
+        pending, share = place, EARLIER_SHARE
         while len(pending):
-            k, unsure = min(k, end - 1), []
-            for some in pending.split(tile_rows(64 * k, 8 * NEIGHBOR_TILE)):
+            unsure = []
+            for some in pending.split(tile_rows(128 * n_candidates, 8 * NEIGHBOR_TILE)):
+                before = max(1, int(rows[some].min())) / end  # of the points, at least
+                k = min(math.ceil(share * n_candidates / before), end - 1)
                 near, sure = _earlier(search, X, rows[some], k, n_candidates)
                 near = _select_greedily(kernel, X, features, diagonal, rows[some[sure]], near[sure], H)
                 found[some[sure], : near.shape[1]] = near
                 unsure.append(some[~sure])
-            pending, k = torch.cat(unsure), 2 * k
+            pending, share = torch.cat(unsure), 2 * share
     return found
 
 
