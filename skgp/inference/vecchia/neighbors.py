@@ -152,9 +152,10 @@ def earlier_neighbors(
                 before = max(1, int(rows[some].min())) / end  # of the points, at least
                 k = min(math.ceil(share * n_candidates / before), end - 1)
                 near, sure = _earlier(search, X, rows[some], k, n_candidates)
-                near = _select_greedily(kernel, X, features, diagonal, rows[some[sure]], near[sure], H)
-                found[some[sure], : near.shape[1]] = near
                 unsure.append(some[~sure])
+                some = some[sure]
+                near = _select_greedily(kernel, X, features, diagonal, rows[some], near[sure], H)
+                found[some, : near.shape[1]] = near
             pending, share = torch.cat(unsure), 2 * share
     return found
 
