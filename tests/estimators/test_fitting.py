@@ -275,10 +275,10 @@ def test_n_iter_is_at_most_max_iter(make, params):
 @pytest.mark.parametrize(
     ("name", "changed"),
     [
-        ("SWSGPRegressor", {"method": "kriging"}),
+        ("SWSGPRegressor", {"likelihood": "student_t"}),
         ("DLMGPRegressor", {"likelihood": "student_t"}),
         ("StateSpaceGPRegressor", {"likelihood": "poisson"}),
-        ("SWSGPClassifier", {"method": "kriging"}),
+        ("SWSGPClassifier", {"likelihood": "logit"}),
     ],
 )
 def test_partial_fit_refuses_another_model(name, changed):

@@ -36,8 +36,6 @@ ROUTES = {
     "cg of weights": QSGPRegressor(**FOURIER, solver="cg", tol=1e-12),
     "gauss-seidel": QSGPRegressor(**FOURIER, solver="gauss-seidel", tol=1e-12, max_iter=300),
     "neighbors": QSGPRegressor(basis="neighbors", n_basis=20),
-    "kriging": SWSGPRegressor(method="kriging", n_neighbors=15),
-    "kriging of some": SWSGPRegressor(method="kriging", n_neighbors=15, n_inducing=40),
     "vecchia": VecchiaGPRegressor(n_neighbors=8, n_inducing=0),
     "vecchia, inducing": VecchiaGPRegressor(n_neighbors=8, n_inducing=10),
 }
@@ -136,10 +134,9 @@ def test_hyperparameters_have_the_greatest_joint_evidence(make, data):
     ("model", "n"),
     [
         (QSGPRegressor(), 50),
-        (SWSGPRegressor(method="kriging"), 50),
         (VecchiaGPRegressor(n_neighbors=8, n_inducing=0, max_iter=4, batch_size=500), 300),
     ],
-    ids=["qsgp", "kriging", "vecchia"],
+    ids=["qsgp", "vecchia"],
 )
 def test_default_kernels_are_learned_from_all_targets(model, n, monkeypatch):
     """A column that one target alone depends on is known to matter."""
@@ -193,11 +190,8 @@ def test_what_takes_one_target_says_so(model, message, data):
 
 @pytest.mark.parametrize(
     "model",
-    [
-        QSGPRegressor(KERNEL, optimizer=None),
-        SWSGPRegressor(KERNEL, method="kriging", optimizer=None),
-    ],
-    ids=["qsgp", "kriging"],
+    [QSGPRegressor(KERNEL, optimizer=None), SWSGPRegressor(KERNEL, optimizer=None)],
+    ids=["qsgp", "swsgp"],
 )
 def test_partial_fit_takes_one_target(model, data):
     X, Y, _ = data
