@@ -311,12 +311,12 @@ class SWSGPRegressor(SWSGPMixin, LikelihoodGPRegressor, StreamingGPRegressor):
         return None if self.method == "kriging" else f" with method={self.method!r}"
 
     def _check_parameters(self, *, stream: bool = False) -> None:
-        super()._check_parameters(stream=stream)
         if self.method == "kriging" and self.likelihood != "gaussian":
             raise ValueError(
                 f"method='kriging' needs likelihood='gaussian'; got {self.likelihood!r}. Use "
                 "method='variational'."
             )
+        super()._check_parameters(stream=stream)
 
     def _learn(
         self,
