@@ -250,13 +250,15 @@ def search_label_kernel(
     n_neighbors: int,
     generator: torch.Generator,
     n_points: int | None = None,
+    information: float = 2 / math.pi,
     callback: Callback | None = None,
 ) -> HyperparameterFit:
     """A kernel that suits all labels better than `found` from some rows, if there is one.
 
     `kernels` are those among which it was found; data are float64 on the CPU, labels -1 and +1, one
     column a class, or one for two. `n_points` rows are kriged from where the model will have so
-    many inducing points: length scales that suit all rows are too short for it.
+    many inducing points: length scales that suit all rows are too short for it. `information` is
+    that of a label at f = 0, of a probit link by default.
     """
     starts = _starts(found.kernel, [kernel for kernel in kernels if kernel.n_dims])
     if len(data) <= SEARCHED_ROWS or not starts:
@@ -265,7 +267,7 @@ def search_label_kernel(
     # Inducing points know of more rows than as many rows would, and of less than all rows do.
     n = len(data)
     n_points = n if n_points is None else math.isqrt(min(n_points, n) * n)
-    search = _Search(data, n_points, n_neighbors, generator, recorder)
+    search = _Search(data, n_points, n_neighbors, generator, recorder, information)
     best = first = search.judged(found)
     for kernel in starts:
         if not recorder.stopped:
@@ -299,7 +301,11 @@ class _Trial:
 class _Search:
     """Moves kernels by all labels, and judges them by labels left out, the same for all."""
 
-    def __init__(self, data: Data, n_points: int, n_neighbors: int, generator, callback) -> None:
+    def __init__(
+        self, data: Data, n_points: int, n_neighbors: int, generator, callback, information: float
+    ) -> None:
+        # The noise of a probit link has variance 1, of another what tells as little.
+        self._variance = 2 / math.pi / information
         self.generator, self.callback, self.n_points = generator, callback, n_points
         self.numbers = _labels_as_numbers(data, generator)
         order = torch.randperm(len(data), generator=generator, device=generator.device)
@@ -325,7 +331,9 @@ class _Search:
             settings=replace(settings, max_candidates=min(settings.max_candidates, self.n_points)),
             callback=self.callback,
         )
-        return self.judged(replace(found, kernel=_of_latent(found.kernel)), found.kernel)
+        return self.judged(
+            replace(found, kernel=_of_latent(found.kernel, self._variance)), found.kernel
+        )
 
 
 def _starts(kernel, kernels: list) -> list:
@@ -351,10 +359,10 @@ def _of_numbers(kernel, X: Tensor):
     return with_variance(kernel, X) + WhiteKernel(KRIGED_LABEL_NOISE, LABEL_NOISE_BOUNDS)
 
 
-def _of_latent(kernel):
-    """The way back: the noise of a probit link has variance 1."""
+def _of_latent(kernel, variance: float):
+    """The way back: `variance` is that of the noise of the link."""
     signal, white = split_noise(kernel)
-    return scale_within(signal, 1 / float(cast(WhiteKernel, white).noise_level))
+    return scale_within(signal, variance / float(cast(WhiteKernel, white).noise_level))
 
 
 def _labels_as_numbers(data: Data, generator: torch.Generator) -> Data:
