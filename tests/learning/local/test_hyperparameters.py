@@ -108,17 +108,25 @@ def labelled(n, n_classes, seed=0):
 
 
 def test_detail_that_some_rows_missed_is_learned_from_all_labels():
+    """With the amplitude that goes with the noise of the link."""
     data = labelled(2500, 2)
     coarse = ConstantKernel(4.0, (1e-3, 1e6)) * RBF([3.0, 3.0])
-    found = search_label_kernel(
-        HyperparameterFit(coarse),
-        [coarse],
-        data,
-        n_neighbors=16,
-        generator=torch.Generator().manual_seed(0),
+    probit, logit = (
+        search_label_kernel(
+            HyperparameterFit(coarse),
+            [coarse],
+            data,
+            n_neighbors=16,
+            information=Bernoulli(link).information,
+            generator=torch.Generator().manual_seed(0),
+        ).kernel
+        for link in ("probit", "logit")
     )
-    scales = found.kernel.k2.length_scale
+    scales = probit.k2.length_scale
     assert scales[0] < 0.5 and scales[1] > 3 * scales[0]
+    np.testing.assert_allclose(logit.k2.length_scale, scales)
+    ratio = logit.k1.constant_value / probit.k1.constant_value
+    assert ratio == pytest.approx(Bernoulli("probit").information / 0.25)
 
 
 def test_kernel_that_suits_the_labels_is_kept():
