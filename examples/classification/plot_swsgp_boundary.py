@@ -23,7 +23,7 @@ fixed = {"kernel": first.kernel_, "optimizer": None, "random_state": 0}
 models = {
     "M = 60, H = 60": SWSGPClassifier(n_inducing=60, n_neighbors=60, **fixed).fit(X, y),
     "M = 60, H = 8": first,
-    "label kriging, H = 32": SWSGPClassifier(method="kriging", **fixed).fit(X, y),
+    "M = 600, H = 32": SWSGPClassifier(n_neighbors=32, **fixed).fit(X, y),
 }
 for name, model in models.items():
     density = model.log_predictive_density(X_test, y_test).mean()
@@ -31,9 +31,7 @@ for name, model in models.items():
 
 # %%
 # Where the neighbours of two observations differ, so do their conditionals: f is continuous, and
-# steep if H is small. Label kriging has no inducing points but the observations: it kriges the
-# labels, -1 and +1, from the nearest observations and turns the result into a probability by a link
-# that was fitted to held-out labels.
+# steep if H is small. Of the third each observation is an inducing point.
 side = 120
 low, high = X.min(0) - 0.5, X.max(0) + 0.5
 grid = np.stack(np.meshgrid(*(np.linspace(low[j], high[j], side) for j in range(2))), axis=-1)

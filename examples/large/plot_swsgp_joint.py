@@ -17,7 +17,7 @@ import numpy as np
 from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import Matern, WhiteKernel
 
-from skgp import SWSGPRegressor
+from skgp import SWSGPRegressor, VecchiaGPRegressor
 from skgp.datasets import make_smooth
 
 X, y = make_smooth(600, n_features=2, length_scale=0.4, noise=0.3, random_state=0)
@@ -29,7 +29,7 @@ exact = GaussianProcessRegressor(kernel, optimizer=None).fit(X, y)
 exact_mean, exact_cov = exact.predict(line, return_cov=True)
 
 
-def fit(n_neighbors: int, joint_prediction: str = "local", **options) -> SWSGPRegressor:
+def fit(n_neighbors: int, joint_prediction: str = "local") -> SWSGPRegressor:
     """The kernel is in the units of y; by default every observation is an inducing point."""
     return SWSGPRegressor(
         kernel,
@@ -38,36 +38,37 @@ def fit(n_neighbors: int, joint_prediction: str = "local", **options) -> SWSGPRe
         n_neighbors=n_neighbors,
         joint_prediction=joint_prediction,
         random_state=0,
-        **options,
     ).fit(X, y)
 
 
 # %%
 # Errors of mean and covariance, as root mean squares over the 80 points and all pairs of
 # them, and what the mean variance of f is of that of the exact process. ``predict`` is about y: the
-# noise, 0.09, is in the diagonals of both. Kriging from the H nearest observations tends to the
-# exact process as H grows. The variational posterior has a diagonal S, whose entries say how well a
-# value of u is known *given the others*; one point at a time its means are better, and its
-# variances and covariances of f too small. A full S, of M squared numbers, has not that fault: see
-# ``examples/large/plot_swsgp_regression.py``.
+# noise, 0.09, is in the diagonals of both. The variational posterior has a diagonal S, whose
+# entries say how well a value of u is known *given the others*: its variances and covariances of f
+# are too small. A full S, of M squared numbers, has not that fault: see
+# ``examples/large/plot_swsgp_regression.py``. Vecchia's approximation, from as many of the
+# observations themselves, tends to the exact process as H grows.
 variance = np.trace(exact_cov) / len(x) - 0.09
-kinds = {"kriging": {"method": "kriging"}, "diagonal S": {}}
-for name, options in kinds.items():
-    for H in (8, 16, 32, 64):
-        for joint in ("local", "union"):
-            mean, cov = fit(H, joint, **options).predict(line, return_cov=True)
-            off_mean = np.sqrt(np.mean((mean - exact_mean) ** 2))
-            off_cov = np.sqrt(np.mean((cov - exact_cov) ** 2))
-            ratio = (np.trace(cov) / len(x) - 0.09) / variance
-            print(
-                f"{name:<10} H = {H:2d}, {joint:<6} mean {off_mean:.4f}  "
-                f"covariance {off_cov:.5f}  variance of f x {ratio:.2f}"
-            )
+for H in (8, 16, 32, 64):
+    vecchia = VecchiaGPRegressor(
+        kernel, optimizer=None, normalize_y=False, n_neighbors=H // 2, n_inducing=0, random_state=0
+    )
+    models = {"local": fit(H), "union": fit(H, "union"), "Vecchia": vecchia.fit(X, y)}
+    for name, model in models.items():
+        mean, cov = model.predict(line, return_cov=True)
+        off_mean = np.sqrt(np.mean((mean - exact_mean) ** 2))
+        off_cov = np.sqrt(np.mean((cov - exact_cov) ** 2))
+        ratio = (np.trace(cov) / len(x) - 0.09) / variance
+        print(
+            f"H = {H:2d}, {name:<7} mean {off_mean:.4f}  covariance {off_cov:.5f}  "
+            f"variance of f x {ratio:.2f}"
+        )
 
 # %%
 # The prediction of a point does not depend on the others under "local"; under "union" it does.
 for joint in ("local", "union"):
-    model = fit(16, joint, method="kriging")
+    model = fit(16, joint)
     alone = model.predict(line[:1], return_cov=True)
     together = model.predict(line, return_cov=True)
     change = abs(alone[0][0] - together[0][0]), abs(alone[1][0, 0] - together[1][0, 0])
@@ -77,8 +78,8 @@ for joint in ("local", "union"):
 # The covariances of f, and functions drawn from the joint distribution.
 panels = {"exact": exact_cov - 0.09 * np.eye(len(line))}
 for joint in ("local", "union"):
-    cov = fit(16, joint, method="kriging").predict(line, return_cov=True)[1]
-    panels[f"kriging, H = 16, {joint}"] = cov - 0.09 * np.eye(len(line))
+    cov = fit(16, joint).predict(line, return_cov=True)[1]
+    panels[f"H = 16, {joint}"] = cov - 0.09 * np.eye(len(line))
 figure, axes = plt.subplots(2, 3, figsize=(11, 6.6), layout="constrained")
 rng = np.random.default_rng(0)
 for (upper, lower), (name, cov) in zip(axes.T, panels.items(), strict=True):

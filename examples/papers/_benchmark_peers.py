@@ -278,7 +278,6 @@ REGRESSORS: dict[str, Callable[[], Model]] = {
     **_ours(
         ("QSGPRegressor", "DLMGPRegressor", "SWSGPRegressor", "GaussianProcessRegressor"), Ours
     ),
-    "SWSGPRegressor, kriging": lambda: Ours("SWSGPRegressor", method="kriging"),
     "StateSpaceGPRegressor": lambda: Ours("StateSpaceGPRegressor"),
     "BayesianGPRegressor": lambda: Ours("BayesianGPRegressor"),
     "VecchiaGPRegressor": lambda: Ours("VecchiaGPRegressor"),

@@ -199,11 +199,6 @@ class StreamingGPRegressor(BaseGPRegressor):
             return self
         self._check_parameters(stream=True)
         self._check_goes_on()
-        if self._has_several:
-            raise ValueError(
-                f"partial_fit goes on from a fit to one target; the last was to "
-                f"{len(self.y_scale_)}. Call fit with all rows."
-            )
         data = self._training_data(X, y, sample_weight, exposure, reset=False)
         self._update(data, self._resolve_backend())
         return self

@@ -155,15 +155,14 @@ def regressor_of(estimator: Any, y: np.ndarray, alpha: float) -> tuple[Any, floa
         from skgp.estimators._state_space import StateSpaceGPRegressor
 
         return StateSpaceGPRegressor(**shared), noise
-    if estimator.method_ == "vecchia":
+    if estimator.method_ == "vecchia" or estimator.likelihood == "gaussian":
         from skgp.estimators._vecchia import VecchiaGPRegressor
 
         shared.pop("likelihood")
         return VecchiaGPRegressor(**shared), noise
     from skgp.estimators._swsgp import SWSGPRegressor
 
-    method = "kriging" if estimator.likelihood == "gaussian" else "variational"
-    return SWSGPRegressor(method=method, **shared), noise
+    return SWSGPRegressor(**shared), noise
 
 
 def classifier_of(estimator: Any) -> Any:

@@ -65,7 +65,7 @@ class GaussianProcessRegressor(
         Targets of draws and predictions before `fit`.
     method : {"auto", "exact", "qsgp", "vecchia", "neighbors", "state_space"}, default="auto"
         "exact" is scikit-learn's model at :math:`O(n^3)`. "qsgp" is `QSGPRegressor`, "vecchia"
-        `VecchiaGPRegressor`, "neighbors" `SWSGPRegressor`, by kriging where noise is Gaussian,
+        `VecchiaGPRegressor`, "neighbors" the same, or `SWSGPRegressor` unless noise is Gaussian,
         "state_space" `StateSpaceGPRegressor`, each with the kernel and the noise given. "auto" is
         "exact" up to 2000 observations and where no other can be (a callable `optimizer`, a kernel
         that has to be called, an `alpha` that differs from observation to observation), then

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
-import torch
 from sklearn.gaussian_process.kernels import Kernel, WhiteKernel
 
 from skgp.blocks import MappedBlocks
@@ -16,9 +15,9 @@ from skgp.estimators._fitting import FitSession
 from skgp.estimators._parameters import StrOptions, warn_at_bounds
 from skgp.estimators._regression_likelihood import LikelihoodGPRegressor
 from skgp.estimators._swsgp_common import SWSGPMixin
+from skgp.estimators._vecchia import VecchiaGPRegressor
 from skgp.estimators.defaults import SWSGP_EXACT_ROWS, SWSGP_FULL_ROWS
 from skgp.inference.defaults import LOCAL_JITTER
-from skgp.inference.neighbors.kriging import KrigingModel
 from skgp.kernels.expression import split_noise
 from skgp.learning.local.hyperparameters import search_hyperparameters
 from skgp.linalg.runtime import to_arrays
@@ -44,13 +43,11 @@ class SWSGPRegressor(SWSGPMixin, LikelihoodGPRegressor, StreamingGPRegressor):
     1; H = M is the usual sparse GP.
 
     For functions that need more inducing points than an M x M matrix affords, and for outliers and
-    counts on many observations. With an inducing point per observation and Gaussian noise it
-    predicts about as kriging from the nearest observations does, which is ``method="kriging"``;
-    what it has beyond are inducing points fewer than the observations, other likelihoods, and
-    predictions without the observations. With a diagonal S, the default, variances of f alone are
-    too small where inducing points are close together; those of y are less so, for noise is part of
-    them. Below some 3000 observations an exact GP, such as that of `QSGPRegressor`, is usually
-    better.
+    counts on many observations, for streams, and for predictions without the observations; where
+    these may be held, `VecchiaGPRegressor` predicts better as a rule. With a diagonal S, the
+    default, variances of f alone are too small where inducing points are close together; those of y
+    are less so, for noise is part of them. Below some 3000 observations an exact GP, such as that
+    of `QSGPRegressor`, is usually better.
 
     Parameters
     ----------
@@ -60,8 +57,8 @@ class SWSGPRegressor(SWSGPMixin, LikelihoodGPRegressor, StreamingGPRegressor):
         none; counts have none). None takes an RBF kernel or a Matern kernel of nu 3/2, whichever
         predicts better (of 200 observations or fewer, of nu 5/2), with one length scale a column.
     method : {"variational", "kriging"}, default="variational"
-        The model above, or exact GP regression on the H nearest observations of each prediction,
-        which needs Gaussian noise and has nothing to learn but the hyper-parameters.
+        The model above. "kriging", which needs Gaussian noise, is deprecated: it is
+        `VecchiaGPRegressor`, of `kernel`, `n_neighbors` and `optimizer`.
     likelihood : {"gaussian", "student_t", "poisson"} or instance, default="gaussian"
         Observation noise: "student_t" for targets with outliers, "poisson" for counts. An instance
         of a class of ``skgp.likelihoods``, or of your own, learns its free parameters; additive
@@ -71,7 +68,6 @@ class SWSGPRegressor(SWSGPMixin, LikelihoodGPRegressor, StreamingGPRegressor):
     n_inducing : int or None, default=None
         Number of inducing points M; None for one per distinct input, at most 100000, or 10000 where
         observations are read in blocks. Lowered to the number of distinct inputs, with a warning.
-        Of "kriging", the number of observations to krige from, drawn at random; None for all.
     n_neighbors : int or "auto", default="auto"
         Inducing points H that an observation uses, or all there are if that is fewer. "auto" is 32;
         of up to 2500 observations with Gaussian noise and an inducing point each it is all of them,
@@ -161,8 +157,7 @@ class SWSGPRegressor(SWSGPMixin, LikelihoodGPRegressor, StreamingGPRegressor):
     kernel_ : Kernel
         With the hyper-parameters learned, noise included.
     inducing_points_ : ndarray of shape (M, d)
-        In the coordinates of the projection, if there is one. Of "kriging", the observations that
-        predictions are kriged from.
+        In the coordinates of the projection, if there is one.
     n_inducing_ : int
     n_neighbors_ : int
         H.
@@ -205,17 +200,14 @@ class SWSGPRegressor(SWSGPMixin, LikelihoodGPRegressor, StreamingGPRegressor):
     ``partial_fit`` keeps hyper-parameters and standardisation. Later observations become inducing
     points while there are fewer than ``n_inducing``, and change q(u); those before them are summed
     up by one precision an inducing point, so that late ones count for somewhat more than early
-    ones. With ``method="kriging"`` they join those that are kriged from, which is exact.
-
-    With ``method="kriging"`` `fit` takes targets y (n, t): they share neighbours, kernel and noise,
-    which has in each the same share of its variance, and are independent given these.
+    ones.
 
     Observations that dask holds, or that exceed `memory_budget` in memory, are read in blocks.
     Inducing points and hyper-parameters are then those of 60000 observations at random, fewer where
     they would not fit, a polish included. All observations determine q(u): by one pass with
     Gaussian noise, by one a natural-gradient step without; or by minibatches, where steps of Adam
     are taken, and ``elbo_`` is then an estimate by the last of them. Equal observations are not
-    merged before. "kriging" holds its observations.
+    merged before.
 
     References
     ----------
@@ -319,12 +311,12 @@ class SWSGPRegressor(SWSGPMixin, LikelihoodGPRegressor, StreamingGPRegressor):
         return None if self.method == "kriging" else f" with method={self.method!r}"
 
     def _check_parameters(self, *, stream: bool = False) -> None:
-        super()._check_parameters(stream=stream)
         if self.method == "kriging" and self.likelihood != "gaussian":
             raise ValueError(
                 f"method='kriging' needs likelihood='gaussian'; got {self.likelihood!r}. Use "
                 "method='variational'."
             )
+        super()._check_parameters(stream=stream)
 
     def _learn(
         self,
@@ -335,23 +327,26 @@ class SWSGPRegressor(SWSGPMixin, LikelihoodGPRegressor, StreamingGPRegressor):
         stream: bool = False,
         blocks: MappedBlocks | None = None,
     ) -> None:
+        if self.method == "kriging":
+            self._projection = None
+            other = VecchiaGPRegressor(
+                self.kernel, n_neighbors=self._vecchia_neighbors, optimizer=self.optimizer
+            )
+            self._learn_as(other, data, session, backend)
+            return
         given = self._projected(data, data.y.reshape(len(data), -1).numpy(), backend)
         data = merged(given, backend.device, replicates=self._is_gaussian)
         self.history_ = {"hyperparameters": []}
         kernel, white = self._learn_kernel(session, given, data, backend)
         with session.stage("solve", max_iter=self.max_iter) as callback:
-            if self.method == "kriging":
-                self._fit_kriging(kernel, float(white.noise_level), data, backend)
-                parameters = torch.tensor([white.noise_level], dtype=torch.float64).log()
-            else:
-                rows = self._rows(data, backend)
-                likelihood = self._make_likelihood(white)
-                offset = np.array([self._offset(float(rows.weighted_sum(rows.y)), rows.exposure)])
-                self._fit_variational(
-                    kernel, likelihood, rows, offset, backend, callback, blocks=blocks
-                )
-                state = self._posterior.state
-                kernel, parameters = state.kernel, state.likelihood.cpu()
+            rows = self._rows(data, backend)
+            likelihood = self._make_likelihood(white)
+            offset = np.array([self._offset(float(rows.weighted_sum(rows.y)), rows.exposure)])
+            self._fit_variational(
+                kernel, likelihood, rows, offset, backend, callback, blocks=blocks
+            )
+        state = self._posterior.state
+        kernel, parameters = state.kernel, state.likelihood.cpu()
         self._describe(kernel, parameters, white)
         if self._learns:
             warn_at_bounds(self.kernel_, self.kernel)
@@ -362,9 +357,6 @@ class SWSGPRegressor(SWSGPMixin, LikelihoodGPRegressor, StreamingGPRegressor):
     def _update(self, data: Data, backend: Backend) -> None:
         data = replace(data, X=to_tensor(self._inputs(data.X.numpy())))
         data = merged(data, backend.device, replicates=self._is_gaussian)
-        if self.method == "kriging":
-            self._append_kriging(data)
-            return
         likelihood = self._make_likelihood(split_noise(self.kernel_)[1])
         self._update_variational(self._rows(data, backend), likelihood, backend)
 
@@ -388,28 +380,11 @@ class SWSGPRegressor(SWSGPMixin, LikelihoodGPRegressor, StreamingGPRegressor):
                 data,
                 self._make_likelihood(WhiteKernel()),
                 generator=backend.generator(),
-                jitter=LOCAL_JITTER if self.method == "variational" else 0.0,
+                jitter=LOCAL_JITTER,
                 callback=callback,
             )
         self.history_["hyperparameters"] = found.history
         return split_noise(found.kernel)
-
-    def _fit_kriging(self, kernel: Kernel, noise: float, data: Data, backend: Backend) -> None:
-        """Keep the rows that predictions are kriged from."""
-        n, rows = len(data), replace(data, y=data.y.reshape(len(data), -1), scatter=None)
-        rows = self._kriging_rows(rows, backend)
-        self._set_neighbors(len(rows), each_row=len(rows) == n, n_latent=1)
-        columns = rows.X, rows.y, rows.weight, rows.y.new_zeros(rows.n_targets)
-        H, neighbors = self.n_neighbors_, self.neighbors
-        self._set_kriging(KrigingModel(kernel, noise, *columns, H, neighbors=neighbors))
-
-    def _append_kriging(self, data: Data) -> None:
-        """Krige from these rows too."""
-        rows = data.to(self._posterior.device)
-        model = self._posterior.appended(rows.X, rows.y[:, None], rows.weight)
-        n = len(model.X)
-        self.n_neighbors_ = self._neighbors_of(n, each_row=self._each_row, n_latent=1)
-        self._set_kriging(replace(model, n_neighbors=self.n_neighbors_))
 
     def _few_points(self, n_latent: int) -> int:
         return SWSGP_EXACT_ROWS if self._is_gaussian else SWSGP_FULL_ROWS
@@ -422,6 +397,6 @@ class SWSGPRegressor(SWSGPMixin, LikelihoodGPRegressor, StreamingGPRegressor):
 
     def _latent_mean_and_covariance(self, X):
         rows = to_tensor(self._inputs(X), device=self._posterior.device)
-        union = self.joint_prediction == "union"
-        mean, covariance = to_arrays(*self._posterior.mean_and_covariance(rows, union=union))
-        return self._by_target(mean), covariance[0]
+        union = {"union": True} if self.joint_prediction == "union" else {}
+        mean, covariance = to_arrays(*self._posterior.mean_and_covariance(rows, **union))
+        return self._by_target(mean), covariance.reshape(len(X), len(X))

@@ -19,25 +19,19 @@ from skgp.estimators._parameters import StrOptions, warn_at_bounds
 from skgp.estimators._projection import ProjectedClassifierMixin
 from skgp.estimators._reduction import INITIALISERS, class_centres, inducing_points
 from skgp.estimators._swsgp_common import SWSGPMixin
+from skgp.estimators._vecchia_classifier import VecchiaGPClassifier
 from skgp.estimators.defaults import (
     CLUSTERED_SHARE,
     SWSGP_FULL_ROWS,
     SWSGP_NEIGHBORS,
     SWSGP_SCALE_STD,
 )
-from skgp.inference.neighbors.search import distinct
 from skgp.learning.calibration import FEW_ROWS_COUPLING
 from skgp.learning.classification_hyperparameters import (
     ClassificationSettings,
     fit_classification_hyperparameters,
 )
-from skgp.learning.local.hyperparameters import (
-    fit_link,
-    krige_labels,
-    label_codes,
-    label_targets,
-    search_label_kernel,
-)
+from skgp.learning.local.hyperparameters import label_codes, search_label_kernel
 from skgp.likelihoods import Bernoulli
 
 
@@ -63,12 +57,9 @@ class SWSGPClassifier(ProjectedClassifierMixin, SWSGPMixin, StreamingGPClassifie
     observation with probability :math:`p_j = E_q[g(f_j)]`; predicted are
     :math:`P(y = j) \propto p_j (1 - p_j)^{-\lambda}`.
 
-    For many observations and boundaries that need many inducing points. Where predictions may hold
-    all observations (M = N), ``method="kriging"`` is simpler, and as a rule about as good: it
-    kriges the labels, as if they were numbers, from the H nearest observations, and turns the
-    result into probabilities by a link whose few parameters are fitted to labels left out one at a
-    time. Compare both. Repeated observations count as independent labels, and make either
-    over-confident.
+    For many observations and boundaries that need many inducing points, and for streams. Where
+    predictions may hold all observations compare `VecchiaGPClassifier`. Repeated observations count
+    as independent labels, and make it over-confident.
 
     Parameters
     ----------
@@ -76,18 +67,17 @@ class SWSGPClassifier(ProjectedClassifierMixin, SWSGPMixin, StreamingGPClassifie
         Covariance of f, without WhiteKernel. None chooses among RBF and Matern kernels with one
         length scale a column, or one for all components of a projection.
     method : {"variational", "kriging"}, default="variational"
-        The model above, or label kriging.
+        The model above. "kriging" is deprecated: it is `VecchiaGPClassifier`, of `kernel`,
+        `n_neighbors`, `likelihood`, `projection`, `class_weight` and `optimizer`.
     likelihood : {"probit", "logit"}, default="probit"
-        The link g. Averages of the first over f have a closed form. Label kriging has a link of
-        its own: probit for two classes, softmax for more.
+        The link g. Averages of the first over f have a closed form.
     n_inducing : int or None, default=None
         Number of inducing points M; None for one per distinct input, at most 100000, or 10000 where
         observations are read in blocks. Lowered to the number of distinct inputs, with a warning.
-        Of "kriging", the number of observations to krige from, drawn at random; None for all.
     n_neighbors : int or "auto", default="auto"
         Inducing points H that an observation uses, or all there are if that is fewer. "auto" is 32;
         of up to 1000 observations (fewer of more than two classes) with an inducing point each it
-        is all of them, which is the usual variational GP. "kriging" takes 32 in any case.
+        is all of them, which is the usual variational GP.
     kl_weight : float or "auto", default="auto"
         :math:`\kappa`. "auto" is M / H, or less by factors of ten, but not less than 1, while
         held-out observations gain. 1.0 is the paper's, which lets q overfit where M is large.
@@ -165,8 +155,7 @@ class SWSGPClassifier(ProjectedClassifierMixin, SWSGPMixin, StreamingGPClassifie
     kernel_ : Kernel
         With the hyper-parameters learned.
     inducing_points_ : ndarray of shape (M, d)
-        In the coordinates of the projection, if there is one. Of "kriging", the observations that
-        predictions are kriged from.
+        In the coordinates of the projection, if there is one.
     n_inducing_ : int
     n_neighbors_ : int
         H.
@@ -207,8 +196,7 @@ class SWSGPClassifier(ProjectedClassifierMixin, SWSGPMixin, StreamingGPClassifie
     ``partial_fit`` keeps hyper-parameters, base rates and ``coupling_``. Later observations become
     inducing points while there are fewer than ``n_inducing``, and change q(u); those before them
     are summed up by one precision an inducing point and class, so that late ones count for somewhat
-    more than early ones. With ``method="kriging"`` they join those that are kriged from, which is
-    exact; the link is learned anew.
+    more than early ones.
 
     Observations that dask holds, or that exceed `memory_budget` in memory, are read in blocks.
     Inducing points, hyper-parameters and ``coupling_`` are then those of 60000 observations at
@@ -216,7 +204,7 @@ class SWSGPClassifier(ProjectedClassifierMixin, SWSGPMixin, StreamingGPClassifie
     pass a natural-gradient step, from the q(u) of those observations; or by minibatches, where
     steps of Adam are taken, and ``elbo_`` is then an estimate by the last of them. The indices of
     the labels are held in memory, a byte or two per observation; dask makes them where the labels
-    lie. "kriging" holds its observations.
+    lie.
 
     References
     ----------
@@ -233,12 +221,6 @@ class SWSGPClassifier(ProjectedClassifierMixin, SWSGPMixin, StreamingGPClassifie
     array([0, 1])
     >>> model.inducing_points_.shape
     (50, 2)
-
-    The same data with all observations and nothing but a kernel and a link learned:
-
-    >>> kriging = SWSGPClassifier(method="kriging", random_state=0).fit(X, y)
-    >>> kriging.predict_proba([[0.0, 1.0]]).round(1)
-    array([[1., 0.]])
     """
 
     _parameter_constraints: dict = {
@@ -318,6 +300,16 @@ class SWSGPClassifier(ProjectedClassifierMixin, SWSGPMixin, StreamingGPClassifie
         stream: bool = False,
         blocks: MappedBlocks | None = None,
     ) -> None:
+        if self.method == "kriging":
+            other = VecchiaGPClassifier(
+                self.kernel,
+                n_neighbors=self._vecchia_neighbors,
+                optimizer=self.optimizer,
+                likelihood=self.likelihood,
+                projection=self.projection,
+            )
+            self._learn_as(other, data, session, backend)
+            return
         Y = self._one_vs_rest(data)
         given = self._projected(data, Y, backend)
         X, weight = arrays(given)
@@ -329,15 +321,11 @@ class SWSGPClassifier(ProjectedClassifierMixin, SWSGPMixin, StreamingGPClassifie
         self.history_ = {"hyperparameters": []}
         kernel = self._learn_kernel(session, X, weight, data, backend)
         with session.stage("solve", max_iter=self.max_iter) as callback:
-            if self.method == "kriging":
-                self._fit_kriging(kernel, data, backend)
-                self.kernel_ = self._posterior.kernel
-            else:
-                model = kernel, self._likelihood, data, self.offset_
-                self._fit_variational(*model, backend, callback, blocks=blocks)
-                self.kernel_ = self._posterior.state.kernel
-                learned = self._fitted_coupling if len(self.classes_) > 2 else 0.0
-                self.coupling_ = FEW_ROWS_COUPLING if learned is None else learned
+            model = kernel, self._likelihood, data, self.offset_
+            self._fit_variational(*model, backend, callback, blocks=blocks)
+        self.kernel_ = self._posterior.state.kernel
+        learned = self._fitted_coupling if len(self.classes_) > 2 else 0.0
+        self.coupling_ = FEW_ROWS_COUPLING if learned is None else learned
         self.moderation_ = 1.0
         if self._learns:
             warn_at_bounds(self.kernel_, self.kernel)
@@ -349,10 +337,7 @@ class SWSGPClassifier(ProjectedClassifierMixin, SWSGPMixin, StreamingGPClassifie
     def _update(self, data: Data, backend: Backend) -> None:
         data = replace(data, X=to_tensor(self._inputs(data.X.numpy())))
         data = self._distinct(data, backend)
-        if self.method == "kriging":
-            self._append_kriging(data, backend)
-        else:
-            self._update_variational(data, self._likelihood, backend)
+        self._update_variational(data, self._likelihood, backend)
 
     def _learn_kernel(
         self,
@@ -416,40 +401,7 @@ class SWSGPClassifier(ProjectedClassifierMixin, SWSGPMixin, StreamingGPClassifie
     def _few_points(self, n_latent: int) -> int:
         return int(SWSGP_FULL_ROWS / n_latent**0.5)
 
-    def _fit_kriging(self, kernel: Kernel, data: Data, backend: Backend) -> None:
-        """Keep the rows that labels are kriged from, with noise and link."""
-        rows = self._kriging_rows(data, backend)
-        self._set_neighbors(len(distinct(rows.X)[0]), each_row=False, n_latent=1)
-        model = krige_labels(
-            kernel,
-            rows.X,
-            label_codes(rows.y),
-            n_classes=len(self.classes_),
-            n_neighbors=self.n_neighbors_,
-            generator=backend.generator(),
-            weight=rows.weight,
-            neighbors=self.neighbors,
-        )
-        self._set_kriging(model)
-
-    def _append_kriging(self, data: Data, backend: Backend) -> None:
-        """Krige from these rows too; the link is learned anew."""
-        rows = data.to(self._posterior.device, torch.float64)
-        targets = label_targets(label_codes(rows.y), len(self.classes_), torch.float64)
-        model = self._posterior.appended(rows.X, targets, rows.weight)
-        self.n_neighbors_ = self._neighbors_of(len(model.X), each_row=False, n_latent=1)
-        model = replace(model, n_neighbors=self.n_neighbors_)
-        self._set_kriging(fit_link(model, generator=backend.generator()))
-
     # ---- prediction ------------------------------------------------------------------------
 
     _latent_mean = SWSGPMixin._means
     _latent_mean_and_variance = SWSGPMixin._moments
-
-    def _log_proba(self, X):
-        if self.method == "variational":
-            return super()._log_proba(X)
-        return self._by_chunks(self._kriged_log_proba, X)
-
-    def _kriged_log_proba(self, X: np.ndarray) -> np.ndarray:
-        return self._evaluate("log_probabilities", self._inputs(X))[0]

@@ -13,6 +13,7 @@ from sklearn.gaussian_process.kernels import Kernel
 from skgp.blocks import MappedBlocks
 from skgp.data import Data
 from skgp.estimators._base import Backend, arrays, to_tensor
+from skgp.estimators._fitting import FitSession
 from skgp.estimators._parameters import Auto, Interval, Option, StrOptions, options
 from skgp.estimators._projection import ProjectionMixin
 from skgp.estimators._reduction import (
@@ -21,13 +22,14 @@ from skgp.estimators._reduction import (
     inducing_points,
     warn_of_few_rows,
 )
+from skgp.estimators._vecchia_common import VecchiaMixin
 from skgp.estimators.defaults import (
     POLISHED_SHARE,
     SWSGP_BLOCKS_INDUCING,
     SWSGP_MAX_INDUCING,
     SWSGP_NEIGHBORS,
+    VECCHIA_NEIGHBORS,
 )
-from skgp.inference.neighbors.kriging import KrigingModel
 from skgp.inference.neighbors.posterior import SWSGPPosterior, SWSGPState
 from skgp.inference.neighbors.search import distinct
 from skgp.inference.neighbors.streaming import Summary, localized, update, update_full
@@ -58,7 +60,7 @@ class SWSGPMixin(ProjectionMixin):
     learning_rate: float | None
     batch_size: int
     validation_fraction: float
-    #: A `SWSGPPosterior`, or the model of kriging.
+    #: A `SWSGPPosterior`, or that of Vecchia's approximation.
     _posterior: Any
     #: Whether q(u) was found from rows in blocks.
     _reads_blocks = False
@@ -85,8 +87,8 @@ class SWSGPMixin(ProjectionMixin):
 
     _option_rules: tuple[Option, ...] = (
         options(
-            "kl_weight covariance inducing init solver polish max_iter tol learning_rate"
-            " batch_size validation_fraction",
+            "n_inducing kl_weight covariance inducing init neighbors solver polish max_iter tol"
+            " learning_rate batch_size warm_start validation_fraction",
             method=("variational",),
         ),
         options("inducing polish", optimizer=("auto",)),
@@ -274,22 +276,33 @@ class SWSGPMixin(ProjectionMixin):
         self.inducing_points_ = state.Z.cpu().numpy()
         self.n_inducing_ = state.n_inducing
 
-    def _set_kriging(self, model: KrigingModel) -> None:
-        """Predict by kriging from now on."""
-        for name in ("kl_weight_", "elbo_", "polished_", "coupling_"):  # of an earlier method
-            self.__dict__.pop(name, None)
-        self._posterior = model
-        self.inducing_points_ = self._posterior.X.cpu().numpy()
-        self.n_inducing_ = len(self.inducing_points_)
-        self.n_iter_ = 1
+    def _check_parameters(self, *, stream: bool = False) -> None:
+        super()._check_parameters(stream=stream)
+        if self.method != "kriging":
+            return
+        other = type(self).__name__.replace("SWSGP", "VecchiaGP")
+        if stream:
+            raise ValueError(
+                f"partial_fit needs method='variational', got 'kriging', which is {other}. Use "
+                "method='variational', or fit with all observations."
+            )
+        warn_caller(
+            f"method='kriging' is deprecated: it fits {other}, whose joint likelihood predicts "
+            f"better. Use {other}.",
+            FutureWarning,
+        )
 
-    def _kriging_rows(self, data: Data, backend: Backend) -> Data:
-        """Rows to krige from: all, or as many at random as ``n_inducing`` says."""
-        data = data.to(torch.float64)
-        self._warn_of_few_rows(len(distinct(data.X)[0]), data.X)
-        if self.n_inducing is None or self.n_inducing >= len(data):
-            return data
-        return data.some(self.n_inducing, backend.generator())
+    def _learn_as(self, other: Any, data: Data, session: FitSession, backend: Backend) -> None:
+        """Learn as another estimator does, and take over what it learned."""
+        for name in ("kl_weight_", "elbo_", "polished_"):  # of an earlier method
+            self.__dict__.pop(name, None)
+        other.__dict__.update(_learned(self))
+        other._learn(data, session, backend)
+        self.__dict__.update(_learned(other))
+
+    @property
+    def _vecchia_neighbors(self) -> int:
+        return VECCHIA_NEIGHBORS if self.n_neighbors == "auto" else self.n_neighbors
 
     def _update_variational(self, data: Data, likelihood: Likelihood, backend: Backend) -> None:
         """Change the posterior by rows beyond those of the last call.
@@ -348,6 +361,8 @@ class SWSGPMixin(ProjectionMixin):
     # ---- prediction, in the standardised scale ---------------------------------------------
 
     def _bytes_per_row(self) -> int:
+        if not isinstance(self._posterior, SWSGPPosterior):
+            return VecchiaMixin._bytes_per_row(self)
         H, M, d = self.n_neighbors_, *self.inducing_points_.shape
         if H >= M:
             return 64 * M
@@ -362,6 +377,12 @@ class SWSGPMixin(ProjectionMixin):
     def _means(self, X: np.ndarray) -> np.ndarray:
         """Latent means, shape (n, c)."""
         return self._evaluate("mean", self._inputs(X))[0]
+
+
+def _learned(estimator: Any) -> dict[str, Any]:
+    """What a fit has set."""
+    parameters = estimator.get_params(deep=False)
+    return {name: value for name, value in vars(estimator).items() if name not in parameters}
 
 
 def _seen(data: Data, *, projection: Projection | None, to: tuple) -> Data:

@@ -37,8 +37,8 @@ class VecchiaGPRegressor(VecchiaMixin, LikelihoodGPRegressor):
     For rough functions and spatial data of any number of observations: other than `SWSGPRegressor`
     it has a joint likelihood, which compares kernels and numbers of neighbours, and learns ranges
     that reach across gaps of the data. Of counts and Student-t noise the posterior is Laplace's
-    approximation about the mode of f at all observations, as in `VecchiaGPClassifier`. Below some
-    3000 observations an exact GP, `GaussianProcessRegressor` or `QSGPRegressor`, is usually better.
+    approximation about the mode of f at all observations, as in `VecchiaGPClassifier`. Up to 2500
+    observations with Gaussian noise are the exact GP by default.
 
     Parameters
     ----------
@@ -53,9 +53,10 @@ class VecchiaGPRegressor(VecchiaMixin, LikelihoodGPRegressor):
         distance; and as many more of the observations of large weight, where others tell little.
     n_inducing : int or None, default=None
         m. They pay for smooth functions, and for more columns than neighbours can surround a point
-        in. None takes 400, or 4e7 / n of more than 100,000 observations, or all of fewer, which are
-        the exact process; and 0 where they do not make the targets likelier; unless the noise is
-        Gaussian, 100. More is lowered to the number of distinct inputs, with a warning.
+        in. None takes all of up to 2500 distinct inputs, which is the exact process; of more 400,
+        or 4e7 / n of more than 100,000, or 0 where they do not make the targets likelier; unless
+        the noise is Gaussian, 100. More is lowered to the number of distinct inputs, with a
+        warning.
     ordering : {"auto", "maximin", "random"}, default="auto"
         Order of the observations: each as far as can be from all before it, or at random, by
         ``random_state``. "auto" is "maximin" for up to 4 columns, where it is quick to find.

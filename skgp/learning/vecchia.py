@@ -29,30 +29,28 @@ import torch
 from torch import Tensor
 
 from skgp.data import Data
-from skgp.inference.neighbors.search import NeighborSearch
 from skgp.inference.sparse import greedy_variance
 from skgp.inference.vecchia.conditionals import Conditionals, global_features, inducing_factor
 from skgp.inference.vecchia.neighbors import earlier_neighbors, informative, order_of
 from skgp.inference.vecchia.posterior import VecchiaPosterior
 from skgp.inference.vecchia.regression import Sums, sums
-from skgp.kernels.expression import RBF, split_noise, theta_places
-from skgp.kernels.scales import robust_std
+from skgp.kernels.expression import split_noise, theta_places
+from skgp.kernels.gram import gram_diag
 from skgp.learning.defaults import (
-    VECCHIA_BLOCK_SHARE,
-    VECCHIA_BLOCKS,
     VECCHIA_FAMILY_ITER,
     VECCHIA_FAMILY_ROWS,
     VECCHIA_FEATURES,
     VECCHIA_GAIN,
     VECCHIA_GREEDY_ROWS,
-    VECCHIA_HELD_NEIGHBORS,
     VECCHIA_INDUCING,
     VECCHIA_MOVED,
+    VECCHIA_ROUNDED,
     VECCHIA_START_ROWS,
 )
 from skgp.learning.search import HyperparameterFit, SearchSettings, dense_fits, fit_hyperparameters
 from skgp.learning.selection import choose
 from skgp.learning.starts import starts, with_noises
+from skgp.learning.vecchia_held_out import held_out_densities, held_out_rows, noises_of
 from skgp.linalg import NotPositiveDefiniteError
 from skgp.linalg.runtime import Callback
 from skgp.optim.bfgs import minimize_within
@@ -220,29 +218,38 @@ def approximation(
 ) -> VecchiaEvidence:
     """That of all observations, with neighbours and inducing points as the kernel sees them.
 
-    By default `most_inducing` inducing points, fewer for many rows, where they make `n_rows`
-    observations likelier, or none: of two approximations of one process that which gives its
-    observations the greater density on average has the smaller Kullback-Leibler divergence from it.
-    Of no more observations than that all are inducing points, which is exact, unless they are less
-    likely so: of rounding.
+    By default all of few observations are inducing points, which is exact and needs no neighbours;
+    of more, or where rounding may outweigh the noise, `most_inducing`, fewer for many rows, where
+    they make `n_rows` observations likelier, or none: of two approximations of one process that
+    which gives its observations the greater density on average has the smaller Kullback-Leibler
+    divergence from it.
     """
+    n, chooses = len(data), settings.n_inducing is None
+    if chooses and n <= SearchSettings.exact_rows and _outweighs_rounding(kernel, data):
+        settings, chooses = replace(settings, n_inducing=n, n_neighbors=0), False
     search, sizes = _Search(data, settings, generator, None), [settings.n_inducing or 0]
-    if settings.n_inducing is None:
-        sizes.append(min(settings.most_inducing, len(data), VECCHIA_FEATURES // len(data)))
+    if chooses:
+        sizes.append(min(settings.most_inducing, n, VECCHIA_FEATURES // n))
     else:
         settings = replace(settings, n_rows=None)
     trials = [search.evidence(kernel, replace(settings, n_inducing=m)) for m in sizes]
     found = trials[0]
     if len(trials) > 1:
         without, beside = (_value(trial.value, kernel.theta) for trial in trials)
-        least = VECCHIA_GAIN if sizes[1] < len(data) else -VECCHIA_GAIN
+        least = VECCHIA_GAIN if sizes[1] < n else -VECCHIA_GAIN
         found = trials[beside < without - least]
-    if len(found.rows) == len(data):
+    if len(found.rows) == n:
         return found
-    rows = torch.arange(len(data), device=data.X.device)
+    rows = torch.arange(n, device=data.X.device)
     signal, noise = split_noise(kernel)[0], noises_of(kernel, data)
     index = neighbors_of(signal, data.X, settings.n_neighbors, found.Z, noise=noise)
     return VecchiaEvidence(kernel, data, rows, index, found.Z)
+
+
+def _outweighs_rounding(kernel, data: Data) -> bool:
+    """Whether the noise of all observations is beyond what the jitter of features may change."""
+    variance = gram_diag(split_noise(kernel)[0], data.X)
+    return bool((noises_of(kernel, data) > VECCHIA_ROUNDED * variance).all())
 
 
 def neighbors_of(
@@ -259,11 +266,6 @@ def neighbors_of(
     """
     features = global_features(signal, X, Z, inducing_factor(signal, Z))
     return earlier_neighbors(signal, X, n_neighbors, features, rows, noise)
-
-
-def noises_of(kernel, data: Data) -> Tensor:
-    """Variances (n,) of the noise of the observations under an expression with a WhiteKernel."""
-    return data.row_noise(data.X.new_tensor(theta_places(kernel)[2]))
 
 
 def fit_joint_likelihood(
@@ -295,48 +297,6 @@ def fit_joint_likelihood(
         if search.recorder.stopped or np.abs(best.kernel.theta - before).max() < VECCHIA_MOVED:
             break
     return HyperparameterFit(best.kernel, method="joint likelihood", history=search.history)
-
-
-def held_out_rows(X: Tensor, order: Tensor) -> tuple[Tensor, Tensor]:
-    """Rows to predict, in blocks (b,), and those outside of all blocks (o,); of X (n, d).
-
-    A block is what is nearest, in standard units, to a row; `order` (n,) is a random one.
-    """
-    n = len(X)
-    spread = X.new_tensor(robust_std(X.cpu().numpy()))
-    inverse = 1 / torch.where(spread > 0, spread, 1.0)
-    centres = X[order[:VECCHIA_BLOCKS]]
-    blocks = NeighborSearch(RBF(inverse.reciprocal().cpu().numpy()), X).query(
-        centres, max(1, int(VECCHIA_BLOCK_SHARE * n))
-    )
-    inside = torch.zeros(n, dtype=torch.bool, device=X.device)
-    inside[blocks.reshape(-1)] = True
-    rows = order[inside[order]][:VECCHIA_START_ROWS]
-    return rows, (~inside).nonzero()[:, 0]
-
-
-@torch.no_grad()
-def held_out_densities(
-    kernel, data: Data, rows: Tensor, outside: Tensor, n_neighbors: int = VECCHIA_HELD_NEIGHBORS
-) -> Tensor:
-    """Log-densities (2 b,), in nats, of rows (b,) given others near them, and those outside.
-
-    Means over the targets.
-
-    The first half given the nearest of all other observations, the second given the nearest of
-    the observations `outside` (o,) of all blocks that the rows lie in.
-    """
-    signal, X = split_noise(kernel)[0], data.X
-    noise = noises_of(kernel, data)
-    of_all = NeighborSearch(signal, X).query(X[rows], min(n_neighbors, len(X) - 1), rows)
-    beyond = NeighborSearch(signal, X[outside]).query(X[rows], min(n_neighbors, len(outside)))
-    found = []
-    for near in (of_all, outside[beyond]):
-        group = torch.cat([near, rows[:, None]], 1)
-        for tile in Conditionals(signal, X, group, noise):
-            e, D = tile.contrast(data.y.reshape(len(data), -1)), tile.variance[:, None]
-            found.append(-0.5 * ((2 * math.pi * D).log() + e.square() / D).mean(1))
-    return torch.cat(found)
 
 
 @dataclass(frozen=True)

@@ -4,10 +4,12 @@ Labels have no density of their own given neighbours' labels alone, f has: the e
 observations taken, with their neighbours among these (:mod:`skgp.inference.vecchia.laplace`).
 L-BFGS-B maximises it on a random subset; its probes are the same at every theta, and so is the
 mode's start, in f. A dense Laplace approximation of up to 1000 observations, by which kernels are
-chosen (:mod:`skgp.learning.classification_hyperparameters`), is where it begins; its ratios of
-length scales stay, as they do not gain: of 10000 rows of kin40k above the median the mean log-loss
-rises from .203 to .223 where each moves by the evidence of 2000. Up to `SearchSettings.exact_rows`
-observations it decides alone.
+chosen (:mod:`skgp.learning.classification_hyperparameters`), is where it begins; or what all labels
+as numbers say, if that predicts some of them better (`search_label_kernel`): detail that a subset
+cannot show. Of 10000 flights, late or not, the mean log-loss of others falls from .570 and .557 to
+.497 and .502 (two draws). Ratios of length scales stay, as they do not gain: of 10000 rows of
+kin40k above the median the mean log-loss rises from .203 to .223 where each moves by the evidence
+of 2000. Up to `SearchSettings.exact_rows` observations the dense approximation decides alone.
 
 Counts and other numbers (`fit_latent_numbers`) tell more of length scales, all of which move, with
 the parameters of the likelihood. The search begins at a dense GP of numbers that stand for f.
@@ -46,7 +48,8 @@ from skgp.learning.defaults import (
     VECCHIA_START_ROWS,
     VECCHIA_TRIALS,
 )
-from skgp.learning.local.hyperparameters import search_hyperparameters
+from skgp.learning.local.defaults import COMPARED_NEIGHBORS
+from skgp.learning.local.hyperparameters import search_hyperparameters, search_label_kernel
 from skgp.learning.search import HyperparameterFit, SearchSettings
 from skgp.learning.vecchia import VecchiaSettings, choose_inducing, neighbors_of
 from skgp.linalg import NumericalWarning
@@ -199,8 +202,20 @@ def fit_latent_likelihood(
         callback=recorder,
     )
     kernel: Any = found.kernel
-    history = list(found.history)
     if recorder.stopped or kernel.n_dims == 0 or alone:
+        return found
+    if settings.n_neighbors:
+        found = search_label_kernel(
+            found,
+            kernels,
+            data,
+            n_neighbors=COMPARED_NEIGHBORS,
+            generator=generator,
+            information=likelihood.information,
+            callback=recorder,
+        )
+    kernel, history = found.kernel, list(found.history)
+    if recorder.stopped:
         return found
     order = stratified_order(data.y, generator)
     some = data.take(order[: settings.n_rows].sort().values)

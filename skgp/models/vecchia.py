@@ -122,6 +122,8 @@ def fit_vecchia(
         )
         kernel, history = found.kernel, found.history
     evidence = approximation(kernel, data, settings, generator)  # step 3
+    if evidence.group.shape[1] == 1:  # nothing is left to neighbours
+        n_predictive = 1
     posterior, density = evidence.posterior(kernel.theta, n_predictive)  # step 4
     level = theta_places(kernel)[2]
     return VecchiaFit(posterior, kernel, level, density, max(1, len(history)), history)

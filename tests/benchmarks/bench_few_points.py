@@ -48,7 +48,6 @@ REGRESSORS = {
     "QSGP": lambda: QSGPRegressor(random_state=0),
     "DLM": lambda: DLMGPRegressor(random_state=0),
     "SWSGP": lambda: SWSGPRegressor(random_state=0),
-    "SWSGP kriging": lambda: SWSGPRegressor(method="kriging", random_state=0),
     "Bayesian": lambda: BayesianGPRegressor(random_state=0),
 }
 N_SPLITS, N_RESTARTS, MARGIN = 5, 2, 0.05

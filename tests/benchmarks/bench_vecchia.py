@@ -3,6 +3,7 @@
 Run with ``python -m tests.benchmarks.bench_vecchia SET [METHOD ...] [n_neighbors=..]``: METHODs are
 "skgp", "vecchia" (GPBoost's, 20 neighbours) and "full_scale_vecchia" (GPBoost's, 500 inducing
 points and its default of 30 neighbours), all three unless some are named; options are of skgp.
+SET is a name of `split_of`, or "generated" for a million places and 20,000 to predict.
 Errors and negative log densities are of targets of standard deviation 1, seconds are of the
 processor, in one thread. Each is fitted in a process of its own, which ends after `MOST_SECONDS`
 seconds of the processor.
@@ -26,9 +27,22 @@ GPBOOST = {
 MOST_SECONDS = 480
 
 
+def generated(n=1_000_000, n_test=20_000, n_waves=2000, length_scale=0.1, noise=0.1):
+    """X, X_test, y and y_test in the unit square: a draw of Matern 3/2 by waves, with noise."""
+    rng = np.random.default_rng(0)
+    X = rng.uniform(0, 1, (n + n_test, 2))
+    w = rng.standard_normal((2, n_waves)) / length_scale
+    w /= np.sqrt(rng.chisquare(3, n_waves) / 3)  # the spectrum is a Student-t density
+    phase = rng.uniform(0, 2 * np.pi, n_waves)
+    tiles = np.array_split(X, len(X) // 20_000)
+    f = np.concatenate([np.cos(tile @ w + phase).sum(1) for tile in tiles]) * (2 / n_waves) ** 0.5
+    y = f + noise * rng.standard_normal(len(X))
+    return X[:n], X[n:], y[:n], y[n:]
+
+
 def load(name):
     """X, X_test, y and y_test of the first split; the targets in standard units."""
-    X, X_test, y, y_test = split_of(name)
+    X, X_test, y, y_test = generated() if name == "generated" else split_of(name)
     mean, std = y.mean(), y.std()
     return X, X_test, (y - mean) / std, (y_test - mean) / std
 
@@ -78,7 +92,7 @@ def run(name, method, given):
     print(
         f"{name} {method} {given or ''}: RMSE {np.sqrt((error**2).mean()):.4f}, NLPD {nlpd:.4f}, "
         f"coverage {covered:.1%}, fit {fit:.1f} s, {len(y_test)} predictions {predict:.1f} s\n"
-        f"    {learned}",
+        f"    {learned}; {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20:.1f} GiB",
         flush=True,
     )
 

@@ -38,7 +38,7 @@ ROUTES = [
     *(
         (estimator, params)
         for estimator in (skgp.SWSGPRegressor, skgp.SWSGPClassifier)
-        for params in ({}, {"method": "kriging"}, {"covariance": "full"}, {"polish": True})
+        for params in ({}, {"covariance": "full"}, {"polish": True})
     ),
     *(
         (skgp.StateSpaceGPRegressor, {"likelihood": likelihood, "n_inducing": n_inducing})
@@ -77,7 +77,6 @@ def test_a_few_rows(estimator, params, n, n_classes):
         (skgp.QSGPClassifier, {"basis": "inducing"}),
         (skgp.DLMGPRegressor, {}),
         (skgp.SWSGPRegressor, {}),
-        (skgp.SWSGPRegressor, {"method": "kriging"}),
         (skgp.StateSpaceGPRegressor, {}),
         (skgp.StateSpaceGPClassifier, {}),
     ],

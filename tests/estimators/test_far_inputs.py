@@ -36,7 +36,6 @@ ROUTES = [(name, {}) for name in NAMES] + [
     ("QSGPRegressor", {"likelihood": "laplace"}),
     ("QSGPRegressor", {"basis": "relevance"}),
     ("QSGPClassifier", {"basis": "fourier", "n_basis": 100}),
-    ("SWSGPRegressor", {"method": "kriging"}),
     ("SWSGPRegressor", {"n_inducing": 40, "n_neighbors": 8}),
     ("DLMGPRegressor", {"n_inducing": 20}),
     ("DLMGPRegressor", {"likelihood": "student_t"}),

@@ -306,10 +306,10 @@ def test_a_callback_stops_every_stage_and_leaves_a_usable_fit(make, params):
 @pytest.mark.parametrize(
     ("name", "changed"),
     [
-        ("SWSGPRegressor", {"method": "kriging"}),
+        ("SWSGPRegressor", {"likelihood": "student_t"}),
         ("DLMGPRegressor", {"likelihood": "student_t"}),
         ("StateSpaceGPRegressor", {"likelihood": "poisson"}),
-        ("SWSGPClassifier", {"method": "kriging"}),
+        ("SWSGPClassifier", {"likelihood": "logit"}),
     ],
 )
 def test_partial_fit_refuses_another_model(name, changed):

@@ -24,6 +24,7 @@ from skgp import (
     QSGPRegressor,
     StateSpaceGPRegressor,
     SWSGPRegressor,
+    VecchiaGPRegressor,
 )
 from skgp.likelihoods import Poisson
 from tests.contracts.estimators import z_scores
@@ -42,7 +43,7 @@ EXACT = {
     "qsgp": lambda: QSGPRegressor(KERNEL, optimizer=None),
     "dlm": lambda: DLMGPRegressor(KERNEL, optimizer=None),
     "swsgp": lambda: SWSGPRegressor(KERNEL, optimizer=None),
-    "kriging": lambda: SWSGPRegressor(KERNEL, optimizer=None, method="kriging"),
+    "vecchia": lambda: VecchiaGPRegressor(KERNEL, optimizer=None),
     "bayesian": lambda: BayesianGPRegressor(KERNEL, optimizer=None),
 }
 #: Routes whose gradients take other ways than those of the contracts.
@@ -59,7 +60,6 @@ ROUTES = {
     "dlm points": (DLMGPRegressor, dict(n_inducing=10, max_iter=5)),
     "swsgp": (SWSGPRegressor, dict(n_neighbors=8)),
     "full": (SWSGPRegressor, dict(n_neighbors=8, covariance="full", max_iter=5)),
-    "kriging": (SWSGPRegressor, dict(n_neighbors=8, method="kriging")),
     "projected": (SWSGPRegressor, dict(n_neighbors=8, projection=2)),
     "cg": (BayesianGPRegressor, dict(solver="cg")),
 }
@@ -210,7 +210,7 @@ def test_std_grad_is_zero_where_there_is_no_variance():
 
 
 def test_gradients_vanish_far_from_the_data():
-    for name in ("gpr", "qsgp", "dlm", "swsgp", "kriging", "bayesian"):
+    for name in ("gpr", "qsgp", "dlm", "swsgp", "vecchia", "bayesian"):
         model = EXACT[name]().fit(X, Y)
         for gradient in model.predict([[1e3, 0.0], [1e90, -1e90]], **ASKED)[2:]:
             np.testing.assert_array_equal(gradient, 0)

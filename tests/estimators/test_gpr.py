@@ -23,7 +23,6 @@ from skgp import (
     GaussianProcessRegressor,
     QSGPRegressor,
     StateSpaceGPRegressor,
-    SWSGPRegressor,
     VecchiaGPRegressor,
 )
 from skgp.estimators import _front_door, _gpr_prediction
@@ -332,7 +331,7 @@ def test_many_places_on_a_map_are_those_of_vecchia(few_exact, monkeypatch, input
     ("method", "cls", "options"),
     [
         ("qsgp", QSGPRegressor, {}),
-        ("neighbors", SWSGPRegressor, {"method": "kriging"}),
+        ("neighbors", VecchiaGPRegressor, {}),
         ("vecchia", VecchiaGPRegressor, {}),
         ("state_space", StateSpaceGPRegressor, {}),
     ],
@@ -503,9 +502,8 @@ def test_a_constant_target_is_that_of_the_estimator_itself(method):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         model = GaussianProcessRegressor(method=method, random_state=0).fit(X, y)
-        params = {"method": "kriging"} if method == "neighbors" else {}
-        cls = {"qsgp": QSGPRegressor, "neighbors": SWSGPRegressor}[method]
-        direct = cls(random_state=0, **params).fit(X, y)
+        cls = {"qsgp": QSGPRegressor, "neighbors": VecchiaGPRegressor}[method]
+        direct = cls(random_state=0).fit(X, y)
     assert model.kernel_ == direct.kernel_
     np.testing.assert_allclose(model.predict(X_NEW), 3.7, rtol=1e-12)
 

@@ -34,9 +34,6 @@ OTHERS = {
     "swsgp": lambda: SWSGPRegressor(
         KERNEL, n_inducing=15, n_neighbors=15, optimizer=None, normalize_y=False, max_iter=30
     ),
-    "kriging": lambda: SWSGPRegressor(
-        KERNEL, method="kriging", n_neighbors=40, optimizer=None, normalize_y=False
-    ),
     "vecchia": lambda: VecchiaGPRegressor(
         KERNEL, n_neighbors=20, optimizer=None, normalize_y=False, random_state=0
     ),
@@ -104,7 +101,6 @@ def correlations(covariance):
         "dense",
         "inducing",
         "dlm, elbo",
-        "kriging",
         "vecchia",
         "vecchia, inducing",
         "vecchia, latent",

@@ -90,10 +90,7 @@ def test_all_estimators_of_gaussian_noise_choose_the_same_kernel(d):
     X = rng.normal(size=(70, d))
     y = np.sin(2 * X[:, 0]) + 0.3 * X.sum(1) + 0.1 * rng.normal(size=70)
     expected = QSGPRegressor(random_state=0).fit(X, y)
-    for estimator in (
-        DLMGPRegressor(random_state=0),
-        SWSGPRegressor(method="kriging", random_state=0),
-    ):
+    for estimator in (DLMGPRegressor(random_state=0), SWSGPRegressor(random_state=0)):
         found = estimator.fit(X, y)
         assert repr(type(found.kernel_.k1.k2)) == repr(type(expected.kernel_.k1.k2))
         np.testing.assert_allclose(found.kernel_.theta, expected.kernel_.theta, atol=1e-3)

@@ -16,7 +16,6 @@ from skgp import (
     QSGPClassifier,
     QSGPRegressor,
     StateSpaceGPRegressor,
-    SWSGPClassifier,
     SWSGPRegressor,
     VecchiaGPRegressor,
 )
@@ -35,8 +34,6 @@ STATES = [
     (DLMGPRegressor, {"likelihood": "student_t"}),
     (DLMGPRegressor, {"likelihood": "poisson", "kernel": None}),
     (SWSGPRegressor, {"likelihood": "student_t"}),
-    (SWSGPRegressor, {"method": "kriging"}),
-    (SWSGPClassifier, {"method": "kriging"}),
     (StateSpaceGPRegressor, {"likelihood": "student_t"}),
     (StateSpaceGPRegressor, {"n_inducing": 5}),
     (VecchiaGPRegressor, {"likelihood": "student_t"}),

@@ -20,7 +20,6 @@ from skgp import (
     QSGPRegressor,
     StateSpaceGPClassifier,
     StateSpaceGPRegressor,
-    SWSGPClassifier,
     SWSGPRegressor,
 )
 from tests.contracts.catalogue import CHEAP, cheap
@@ -70,10 +69,8 @@ test_defaults_and_variants = pytest.mark.slow(
         DLMGPRegressor(**FEW_POINTS),
         DLMGPRegressor(likelihood="student_t", **FEW_POINTS),
         RoundedDLM(likelihood="poisson"),
-        SWSGPRegressor(method="kriging", random_state=0),
         SWSGPRegressor(likelihood="student_t", random_state=0),
         RoundedSWSGP(likelihood="poisson", random_state=0),
-        SWSGPClassifier(method="kriging", random_state=0),
         RoundedStateSpace(likelihood="poisson"),
         QSGPRegressor(basis="relevance", random_state=0),
         QSGPRegressor(likelihood="laplace", random_state=0),

@@ -27,7 +27,6 @@ def log_loss_of(model, X, y):
         pytest.param(dlm, {"objective": "elbo", "max_iter": 10}, marks=pytest.mark.slow),
         pytest.param(swsgp, {}, marks=pytest.mark.slow),
         pytest.param(swsgp, {"kl_weight": 1000 / 32}, marks=pytest.mark.slow),
-        (swsgp, {"method": "kriging"}),
     ],
 )
 def test_rare_class_is_predicted_with_calibrated_probabilities(make, params):
@@ -47,9 +46,7 @@ def test_rare_class_is_predicted_with_calibrated_probabilities(make, params):
         assert abs(z) < 4
 
 
-@pytest.mark.parametrize(
-    "model", [dlm(n_inducing=1), swsgp(), swsgp(method="kriging")], ids=["dlm", "swsgp", "kriging"]
-)
+@pytest.mark.parametrize("model", [dlm(n_inducing=1), swsgp()], ids=["dlm", "swsgp"])
 def test_rows_that_are_all_equal_have_the_base_rate(model):
     y = np.array([0] * 30 + [1] * 10)
     proba = model.fit(np.ones((40, 2)), y).predict_proba([[1.0, 1.0]])[0]
@@ -60,10 +57,7 @@ def test_rows_that_are_all_equal_have_the_base_rate(model):
     ("make", "params"),
     [
         *[(dlm, {"objective": objective}) for objective in ("log_loss", "elbo")],
-        *[
-            (swsgp, {"method": method, "likelihood": likelihood, "n_neighbors": 16})
-            for method, likelihood in (("variational", "logit"), ("kriging", "probit"))
-        ],
+        (swsgp, {"likelihood": "logit", "n_neighbors": 16}),
     ],
 )
 def test_stream_comes_near_the_fit_of_all_rows(make, params):
@@ -75,7 +69,6 @@ def test_stream_comes_near_the_fit_of_all_rows(make, params):
     whole, first = (make(**params).fit(X[:n], y[:n]) for n in (200, 50))
     losses = [log_loss_of(model, X[200:], y[200:]) for model in (whole, stream, first)]
     assert losses[1] < losses[0] + 0.05
-    if params.get("method") != "kriging":
-        assert losses[1] < losses[2]
+    assert losses[1] < losses[2]
     if make is swsgp:
         assert first.n_inducing_ < stream.n_inducing_ <= 200

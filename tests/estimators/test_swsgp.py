@@ -10,7 +10,7 @@ from sklearn.datasets import make_friedman1
 from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import RBF, DotProduct, WhiteKernel
 
-from skgp import SWSGPRegressor
+from skgp import SWSGPClassifier, SWSGPRegressor, VecchiaGPClassifier, VecchiaGPRegressor
 from skgp.datasets import make_counts
 from skgp.estimators._reduction import Projection, principal_components
 from tests.contracts.estimators import (
@@ -34,10 +34,6 @@ class SWSGP:
 
 class TestContract(SWSGP, RegressorContract):
     pass
-
-
-class TestKrigingContract(SWSGP, RegressorPredictions):
-    params = {"method": "kriging"}
 
 
 class TestStudentTContract(SWSGP, RegressorPredictions):
@@ -81,16 +77,15 @@ def density(fit, X, y):
 # ---- predictions ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("params", [{"covariance": "full"}, {"method": "kriging"}], ids=str)
-def test_all_rows_as_neighbours_give_the_exact_gp(params, data, X_new):
+def test_all_rows_as_neighbours_give_the_exact_gp(data, X_new):
     X, y = data
     z = (y - y.mean()) / y.std()
     exact = GaussianProcessRegressor(rbf_kernel(), optimizer=None).fit(X, z)
     mean, std = exact.predict(X_new, return_std=True)
-    fit = kept(n_neighbors=150, **params).fit(X, y)
+    fit = kept(n_neighbors=150, covariance="full").fit(X, y)
     found = fit.predict(X_new, return_std=True)
     # The jitter of the inducing variables is part of the model.
-    atol = 1e-9 if "method" in params else 5e-3
+    atol = 5e-3
     np.testing.assert_allclose((found[0] - y.mean()) / y.std(), mean, atol=atol)
     np.testing.assert_allclose(found[1] / y.std(), std, atol=atol)
 
@@ -99,9 +94,7 @@ def test_all_rows_as_neighbours_give_the_exact_gp(params, data, X_new):
     ("joint", "params"),
     [
         ("local", {"covariance": "full", "max_iter": 60}),
-        ("local", {"method": "kriging"}),
         ("union", {}),
-        ("union", {"method": "kriging"}),
     ],
     ids=str,
 )
@@ -120,10 +113,9 @@ def test_joint_covariance_and_draws(joint, params, data, X_new):
     assert np.abs(z).max() < 4
 
 
-@pytest.mark.parametrize("method", ["variational", "kriging"])
-def test_many_rows_are_predicted_in_bounded_memory(method, data):
+def test_many_rows_are_predicted_in_bounded_memory(data):
     """Beside what is returned; conditioned at once, 1e5 rows would take gigabytes."""
-    fit = kept(method=method, n_neighbors=16).fit(*data)
+    fit = kept(n_neighbors=16).fit(*data)
     X = np.random.default_rng(2).uniform(-3, 3, (2000, 2))
     seen, original = [], fit._posterior.mean_and_variance
     object.__setattr__(
@@ -177,10 +169,9 @@ def test_fit_tells_of_itself(data):
     assert not hasattr(again, "degrees_of_freedom_") and not hasattr(again, "likelihood_scale_")
 
 
-@pytest.mark.parametrize("method", ["variational", "kriging"])
-def test_neighbours_are_no_more_than_there_are_points(method, data):
+def test_neighbours_are_no_more_than_there_are_points(data):
     X, y = data
-    few = {"method": method, "n_inducing": 20}
+    few = {"n_inducing": 20}
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # of a default that nobody set
         fit = kept(**few).fit(X, y)
@@ -203,8 +194,6 @@ def test_few_rows_are_all_neighbours_and_the_fit_is_the_exact_gp(data, X_new):
     found = fit.predict(X_new, return_cov=True)[1]
     # That of scikit-learn holds the noise too, at the rows of the kernel's diagonal.
     np.testing.assert_allclose(found, y.var() * covariance, atol=1e-5 * y.var())
-    kriging = SWSGPRegressor(method="kriging", random_state=0).fit(X, y)
-    np.testing.assert_allclose(kriging.predict(X_new), mean_std[0], rtol=1e-4)
 
 
 def test_few_rows_in_batches_are_the_exact_gp_of_them_all(data, X_new):
@@ -224,13 +213,12 @@ def test_few_rows_in_batches_are_the_exact_gp_of_them_all(data, X_new):
 # ---- state ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("method", ["variational", "kriging"])
-def test_state_does_not_grow_with_the_rows(method):
+def test_state_does_not_grow_with_the_rows():
     X, y = make_friedman1(1500, random_state=0)
     kernel = 1.0 * RBF([1.0] * 10) + WhiteKernel(0.1)
     sizes = []
     for n in (300, 1500):
-        fit = kept(kernel=kernel, n_inducing=60, n_neighbors=8, method=method).fit(X[:n], y[:n])
+        fit = kept(kernel=kernel, n_inducing=60, n_neighbors=8).fit(X[:n], y[:n])
         fit.predict(X[:5])
         sizes.append(len(pickle.dumps(fit)))
     assert abs(sizes[1] - sizes[0]) < 300 and sizes[1] < 30_000
@@ -262,7 +250,6 @@ def test_warm_start_keeps_hyperparameters_and_noise(data, X_new):
 @pytest.mark.parametrize(
     "change",
     [
-        {"method": "kriging"},
         {"likelihood": "poisson"},
         {"kernel": rbf_kernel(), "optimizer": None},
         {"kl_weight": 1.0},
@@ -283,30 +270,6 @@ def test_warm_start_begins_anew_where_it_must(change, data):
 
 
 # ---- streams -------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("length", [None, 0.05, 30.0])
-@pytest.mark.parametrize("frequency", [2.0, 10.0])
-def test_kriging_does_not_depend_on_where_length_scales_start(length, frequency):
-    """From 30 it learned a plane and noise; of many periods the default kernels found noise."""
-    rng = np.random.default_rng(0)
-    X = rng.uniform(-3, 3, (500, 2))
-    f = np.sin(frequency * X[:, 0]) + 0.3 * X[:, 1]
-    y = f + 0.1 * rng.standard_normal(len(X))
-    kernel = None if length is None else 1.0 * RBF([length, length]) + WhiteKernel(0.1)
-    model = SWSGPRegressor(kernel, method="kriging", random_state=0).fit(X[:300], y[:300])
-    assert np.sqrt(np.mean((model.predict(X[300:]) - f[300:]) ** 2)) < 0.12
-
-
-def test_stream_of_kriging_is_the_fit_of_all_rows(data, X_new):
-    X, y = data
-    stream = kept(method="kriging", normalize_y=False)
-    for rows in np.array_split(np.arange(150), 3):
-        stream.partial_fit(X[rows], y[rows])
-    whole = kept(method="kriging", normalize_y=False).fit(X, y)
-    found, expected = (fit.predict(X_new, return_std=True) for fit in (stream, whole))
-    np.testing.assert_allclose(found, expected, rtol=1e-9)
-    assert stream.n_inducing_ == 150
 
 
 @pytest.mark.parametrize("likelihood", ["gaussian", "student_t", "poisson"])
@@ -461,3 +424,31 @@ def test_few_rows_of_many_columns_are_not_projected():
         for each in ("auto", None)
     )
     np.testing.assert_allclose(auto.predict(X[200:]), none.predict(X[200:]), rtol=1e-6)
+
+
+# ---- deprecated ----------------------------------------------------------------------------------
+
+
+def test_kriging_is_an_alias_of_the_vecchia_estimators(data, X_new):
+    X, y = data
+    labels = y > np.median(y)
+    alias = SWSGPRegressor(method="kriging", n_neighbors=8, random_state=0)
+    with pytest.warns(FutureWarning, match="'kriging' is deprecated.*Use VecchiaGPRegressor"):
+        alias.fit(X, y)
+    model = VecchiaGPRegressor(n_neighbors=8, random_state=0).fit(X, y)
+    for option in ("return_std", "return_cov"):
+        found, expected = (each.predict(X_new, **{option: True}) for each in (alias, model))
+        for one, other in zip(found, expected, strict=True):
+            np.testing.assert_array_equal(one, other)
+    assert alias.kernel_ == model.kernel_ and alias.get_params()["method"] == "kriging"
+    alias = SWSGPClassifier(method="kriging", likelihood="logit", random_state=0)
+    with pytest.warns(FutureWarning, match="Use VecchiaGPClassifier"):
+        alias.fit(X, labels)
+    expected = VecchiaGPClassifier(random_state=0).fit(X, labels).predict_proba(X_new)
+    np.testing.assert_array_equal(alias.predict_proba(X_new), expected)
+
+
+@pytest.mark.parametrize("make", [SWSGPRegressor, SWSGPClassifier])
+def test_kriging_takes_no_stream(make, data):
+    with pytest.raises(ValueError, match="partial_fit needs method='variational', got 'kriging'"):
+        make(method="kriging").partial_fit(data[0], data[1] > 0)

@@ -7,16 +7,15 @@ import numpy as np
 import pytest
 from scipy.special import expit
 from scipy.stats import norm
-from sklearn.datasets import load_digits, make_classification, make_moons
+from sklearn.datasets import load_digits, make_moons
 from sklearn.gaussian_process.kernels import RBF, DotProduct
 from sklearn.utils import shuffle
 
 from skgp import SWSGPClassifier
 from skgp.learning.calibration import COUPLINGS
-from tests.contracts.classifiers import ClassifierContract, ClassifierPredictions
+from tests.contracts.classifiers import ClassifierContract
 
 KERNEL = 4.0 * RBF(1.0)
-methods = pytest.mark.parametrize("method", ["variational", "kriging"])
 
 
 class TestContract(ClassifierContract):
@@ -24,17 +23,6 @@ class TestContract(ClassifierContract):
 
     def make(self, **params):
         return SWSGPClassifier(**{"random_state": 0, **params})
-
-
-class TestKrigingContract(ClassifierPredictions):
-    offers_state = False
-
-    def make(self, **params):
-        return SWSGPClassifier(**{"method": "kriging", "random_state": 0, **params})
-
-    def test_moderation_says_how_much_of_the_variance_counts(self, data):
-        """The link has learned that, and there is nothing to set."""
-        assert self.make().fit(*data).moderation_ == 1.0
 
 
 def kept(**params):
@@ -63,18 +51,15 @@ def digits():
 # ---- several classes -----------------------------------------------------------------------------
 
 
-@methods
-def test_ten_classes_of_64_columns_by_default(method, digits):
+def test_ten_classes_of_64_columns_by_default(digits):
     X, y, fresh, target = digits
     names = np.array([f"digit {k}" for k in range(10)])
-    model = SWSGPClassifier(method=method, random_state=0).fit(X, names[y])
-    # Principal components, but where labels held out prefer the columns: of kriging they do.
-    assert model.inducing_points_.shape == (330, 50 if method == "variational" else 64)
+    model = SWSGPClassifier(random_state=0).fit(X, names[y])
+    assert model.inducing_points_.shape == (330, 50)  # principal components
     assert model.score(fresh, names[target]) > 0.9
     assert log_loss_of(model, fresh, names[target]) < 0.4
     assert model.predict_proba(fresh).shape == (200, 10)
-    if method == "variational":
-        assert model.coupling_ in COUPLINGS
+    assert model.coupling_ in COUPLINGS
 
 
 @pytest.fixture(scope="module")
@@ -103,7 +88,6 @@ def test_few_rows_and_two_classes_have_a_coupling_of_their_own(digits, moons):
     model = kept().fit(*moons[:2])
     assert model.coupling_ == 0.0
     assert kept().fit(moons[0][:50], moons[1][:50]).coupling_ == 0.0
-    assert not hasattr(model.set_params(method="kriging").fit(*moons[:2]), "coupling_")
 
 
 def test_coupling_is_kept_by_a_warm_start_and_a_stream(digits, of_digits):
@@ -118,9 +102,8 @@ def test_coupling_is_kept_by_a_warm_start_and_a_stream(digits, of_digits):
 
 
 @pytest.mark.parametrize("far", [1e3, 1e200])
-@methods
-def test_probabilities_far_from_the_rows_are_finite(method, far, moons):
-    model = kept(method=method).fit(*moons[:2])
+def test_probabilities_far_from_the_rows_are_finite(far, moons):
+    model = kept().fit(*moons[:2])
     with warnings.catch_warnings():
         warnings.simplefilter("error", RuntimeWarning)
         proba = model.predict_proba(moons[2][:3] * far)
@@ -135,7 +118,7 @@ def test_probabilities_far_from_the_rows_are_finite(method, far, moons):
 @pytest.mark.parametrize(
     "params",
     [
-        {"method": "kriging", "class_weight": "balanced"},
+        {"n_inducing": 40, "class_weight": "balanced"},
         {"likelihood": "logit", "dtype": "float32"},
         {"n_inducing": 40, "covariance": "full"},
         {"n_inducing": 40, "inducing": "learned", "solver": "adam", "init": "k-means"},
@@ -211,20 +194,6 @@ def test_warm_start_goes_on_where_the_last_fit_ended(moons):
 
 
 # ---- awkward data --------------------------------------------------------------------------------
-
-
-def test_kriging_believes_no_label_of_a_weighty_class_by_itself():
-    """A label is left out with all the weight that its class gives it."""
-    X, y = make_classification(
-        3000, 5, n_redundant=0, weights=[0.85], class_sep=0.7, flip_y=0.05, random_state=1
-    )
-    model = SWSGPClassifier(method="kriging", class_weight="balanced", random_state=0)
-    model.fit(X[:500], y[:500])
-    p = model.predict_proba(X[500:])
-    y, weight = y[500:], 0.5 / np.bincount(y[:500])[y[500:]]
-    loss = -np.log(p[np.arange(len(y)), y])
-    assert weight @ loss / weight.sum() < 0.52  # that of both classes alike is 0.69
-    assert p.min() > 0.002
 
 
 @pytest.mark.parametrize("seed", [0, *(pytest.param(k, marks=pytest.mark.slow) for k in (1, 2))])

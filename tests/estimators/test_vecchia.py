@@ -130,7 +130,7 @@ def test_observations_decide_on_inducing_points(rng):
         assert bool(model.n_inducing_) == (n_inducing is None)
     assert errors[None] < 0.7 * errors[0]
     rough = Matern(length_scale=0.02, nu=0.5) + WhiteKernel(0.01)
-    X, y = X[:500], rng.standard_normal(500)
+    y = rng.standard_normal(len(X))
     assert VecchiaGPRegressor(rough, optimizer=None, random_state=0).fit(X, y).n_inducing_ == 0
 
 

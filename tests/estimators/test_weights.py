@@ -24,7 +24,6 @@ FITS = {
     "cg": QSGPRegressor(KERNEL, basis="inducing", n_basis=60, solver="cg"),
     "dlm": DLMGPRegressor(KERNEL, n_inducing=20),
     "student": DLMGPRegressor(KERNEL, n_inducing=20, max_iter=30, likelihood="student_t"),
-    "kriging": SWSGPRegressor(KERNEL, method="kriging"),
     "variational": SWSGPRegressor(KERNEL, n_inducing=40, n_neighbors=20),
     "series": StateSpaceGPRegressor(KERNEL),
     "inducing states": StateSpaceGPRegressor(KERNEL, n_inducing=40),

@@ -3,11 +3,12 @@
 import numpy as np
 import pytest
 import torch
+from scipy.stats import multivariate_normal
 from sklearn.gaussian_process.kernels import RBF, Matern, WhiteKernel
 
 from skgp.data import Data, merge_replicates
 from skgp.inference.sparse import greedy_variance
-from skgp.learning.search import fit_hyperparameters
+from skgp.learning.search import SearchSettings, fit_hyperparameters
 from skgp.learning.vecchia import (
     VecchiaEvidence,
     VecchiaSettings,
@@ -16,10 +17,9 @@ from skgp.learning.vecchia import (
     approximation,
     choose_inducing,
     fit_joint_likelihood,
-    held_out_densities,
-    held_out_rows,
     neighbors_of,
 )
+from skgp.learning.vecchia_held_out import held_out_densities, held_out_rows
 from tests.reference import vecchia
 
 KERNEL = 1.3 * Matern([0.4, 0.7], nu=1.5) + WhiteKernel(0.2)
@@ -175,12 +175,32 @@ def test_family_is_the_likeliest_of_those_that_predict_alike(likelier, rng):
     assert search.best([poor, *trials]).kernel == alike[likelier]
 
 
-def test_few_observations_are_all_inducing_points_by_default():
+def test_few_observations_are_all_inducing_points_by_default(monkeypatch):
     """Which is exact, as predictions from neighbours are not; also where no density tells."""
     X = np.random.default_rng(0).uniform(0, 1, (60, 1))
     data = Data(torch.tensor(X), torch.tensor(np.sin(3 * X[:, 0])))
     kernel = 1.0 * Matern(0.5, nu=0.5) + WhiteKernel(0.1)  # 20 neighbours leave nothing to gain
-    found = approximation(kernel, data, VecchiaSettings(20, None), torch.Generator().manual_seed(0))
-    assert len(found.Z) == 60
-    fewer = VecchiaSettings(20, None, most_inducing=30)
-    assert not len(approximation(kernel, data, fewer, torch.Generator().manual_seed(0)).Z)
+
+    def n_inducing():
+        settings, generator = VecchiaSettings(20, None), torch.Generator().manual_seed(0)
+        return len(approximation(kernel, data, settings, generator).Z)
+
+    assert n_inducing() == 60
+    monkeypatch.setattr(SearchSettings, "exact_rows", 50)
+    monkeypatch.setattr("skgp.learning.vecchia.VECCHIA_FEATURES", 1800)  # 30 points
+    assert n_inducing() == 0
+
+
+def test_few_inputs_are_all_inducing_points_whatever_the_misfit(rng):
+    """The exact density may be the lesser one of data that are none of the process."""
+    G = rng.random((100, 2))
+    X = np.repeat(G, 5, axis=0)
+    y = np.sin(40 * X[:, 0] * X[:, 1]) + 0.1 * rng.standard_normal(len(X))
+    kernel = 1.0 * RBF(0.3) + WhiteKernel(1e-3)
+    data = merge_replicates(X, y, None, torch.device("cpu"))
+    generator = torch.Generator().manual_seed(0)
+    found = approximation(kernel, data, VecchiaSettings(20, None), generator)
+    exact = multivariate_normal(np.zeros(len(X)), kernel(X)).logpdf(y)
+    np.testing.assert_allclose(found.log_density(kernel.theta), exact, rtol=1e-6)
+    near = approximation(kernel, data, VecchiaSettings(20, 0), generator)
+    assert near.log_density(kernel.theta) > exact

@@ -26,7 +26,7 @@ left out one by one (:mod:`skgp.learning.local.hyperparameters`).
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -50,10 +50,9 @@ class KrigingModel(LocalPredictor):
     weight: Tensor | None  # (M,), positive; None counts every row once
     offset: Tensor  # (c,); m, the prior means of the targets
     n_neighbors: int  # H; all rows where there are fewer
-    link: Any = None  # `LabelLink` of a classifier
-    neighbors: str = "auto"  # "auto", "exact" or "faiss": see `NeighborSearch`
     n_scales: int = 1  # that share the neighbours
 
+    neighbors = "auto"
     points = property(lambda self: self.X)
     values = property(lambda self: self.targets - self.offset)
 
@@ -63,11 +62,6 @@ class KrigingModel(LocalPredictor):
         if self.weight is None:
             return self.X.new_tensor(self.noise).expand(len(self.X))
         return self.noise / self.weight
-
-    def log_probabilities(self, X: Tensor) -> Tensor:
-        """Log-probabilities of the classes of a model with a link, (n, 2) or (n, c), in nats."""
-        mean, var = self.mean_and_variance(X)
-        return self.link.log_probabilities(mean - self.offset, var)
 
     def others(self, row: Tensor, shared: Tensor) -> tuple[Tensor, Tensor]:
         """Neighbours (p, H) of training rows (p,), of which a part or all is left out; influence.
@@ -107,16 +101,6 @@ class KrigingModel(LocalPredictor):
             parts.append((self.offset + known, var))
         mean, var = map(torch.cat, zip(*parts, strict=True))
         return mean, var
-
-    def appended(self, X: Tensor, targets: Tensor, weight: Tensor | None = None) -> KrigingModel:
-        """The model with more rows (p, d), targets (p, c) and weights (p,); all else is kept."""
-        if weight is not None or self.weight is not None:
-            before = self.X.new_ones(len(self.X)) if self.weight is None else self.weight
-            after = X.new_ones(len(X)) if weight is None else weight
-            weight = torch.cat([before, after])
-        rows = torch.cat([self.X, X]), torch.cat([self.targets, targets])
-        X, targets, weight = merge_rows(*rows, weight)
-        return replace(self, X=X, targets=targets, weight=weight)
 
     def _given(self, X, active, influence, noise, method="direct"):
         method = "direct" if X.shape[1] <= DIRECT_COLUMNS else "expand"

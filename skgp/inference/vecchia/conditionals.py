@@ -94,12 +94,23 @@ def residual_covariance(K: Tensor, basis: Tensor, noise: Tensor) -> Tensor:
 
     Beside features the noise is at least what rounding leaves of the prior variance.
     """
+    variance = K.diagonal(dim1=1, dim2=2)
     if not basis.shape[2]:
-        return K.diagonal_scatter(K.diagonal(dim1=1, dim2=2) + noise, dim1=1, dim2=2)
-    least = RESIDUAL_ROUNDING * torch.finfo(K.dtype).eps * K.diagonal(dim1=1, dim2=2)
+        return K.diagonal_scatter(variance + noise, dim1=1, dim2=2)
     A = K - basis @ basis.mT
-    A.diagonal(dim1=1, dim2=2).add_(noise.maximum(least))
+    A.diagonal(dim1=1, dim2=2).add_(_beside_features(variance, noise))
     return A
+
+
+def residual_diagonal(variance: Tensor, features: Tensor, noise: Tensor) -> Tensor:
+    """Diagonal (n,) of the same, of prior variances (n,) and features (n, m)."""
+    if not features.shape[1]:
+        return variance + noise
+    return variance - features.square().sum(1) + _beside_features(variance, noise)
+
+
+def _beside_features(variance: Tensor, noise: Tensor) -> Tensor:
+    return noise.maximum(RESIDUAL_ROUNDING * torch.finfo(noise.dtype).eps * variance)
 
 
 class Conditionals:

@@ -33,7 +33,7 @@ from skgp.inference.defaults import (
     THIN_NEIGHBORS,
 )
 from skgp.inference.neighbors.search import NeighborSearch
-from skgp.inference.vecchia.conditionals import residual_covariance
+from skgp.inference.vecchia.conditionals import residual_diagonal
 from skgp.kernels.expression import RBF
 from skgp.kernels.gram import gram, gram_diag
 from skgp.kernels.scales import robust_std
@@ -137,6 +137,7 @@ def earlier_neighbors(
     n_candidates = min(EARLIER_CANDIDATES * H, n - 1)
     features = X[:, :0] if features is None else features
     noise = torch.zeros_like(X[:, 0]) if noise is None else noise
+    diagonal = residual_diagonal(gram_diag(kernel, X), features, noise)
     end = 1
     while end < n:
         begin, end = end, min(n, max(2 * end, FIRST_BLOCK))
@@ -144,15 +145,18 @@ def earlier_neighbors(
         if not len(place):
             continue
         search = NeighborSearch(kernel, X[:end])
-        pending, k = place, EARLIER_SHARE * n_candidates
+        pending, share = place, EARLIER_SHARE
         while len(pending):
-            k, unsure = min(k, end - 1), []
-            for some in pending.split(tile_rows(64 * k, 8 * NEIGHBOR_TILE)):
+            unsure = []
+            for some in pending.split(tile_rows(128 * n_candidates, 8 * NEIGHBOR_TILE)):
+                before = max(1, int(rows[some].min())) / end  # of the points, at least
+                k = min(math.ceil(share * n_candidates / before), end - 1)
                 near, sure = _earlier(search, X, rows[some], k, n_candidates)
-                near = _select_greedily(kernel, X, features, noise, rows[some[sure]], near[sure], H)
-                found[some[sure], : near.shape[1]] = near
                 unsure.append(some[~sure])
-            pending, k = torch.cat(unsure), 2 * k
+                some = some[sure]
+                near = _select_greedily(kernel, X, features, diagonal, rows[some], near[sure], H)
+                found[some, : near.shape[1]] = near
+            pending, share = torch.cat(unsure), 2 * share
     return found
 
 
@@ -169,37 +173,42 @@ def _earlier(
 
 
 def _select_greedily(
-    kernel, X: Tensor, features: Tensor, noise: Tensor, rows: Tensor, near: Tensor, H: int
+    kernel, X: Tensor, features: Tensor, diagonal: Tensor, rows: Tensor, near: Tensor, H: int
 ) -> Tensor:
     """Of candidates (b, c) the H that, one by one, reduce the variance of rows (b,) most.
 
-    A partial Cholesky factor of S of the candidates, whose pivots are chosen for the row.
+    A partial Cholesky factor of S of the candidates, whose pivots are chosen for the row; of S only
+    the diagonal (n,) of all points and the columns of pivots are evaluated.
     """
-    c = near.shape[1]
+    c, m = near.shape[1], features.shape[1]
     if c <= H:
         return near
-    step = tile_rows(16 * c * (c + H + features.shape[1]), 8 * NEIGHBOR_TILE)
+    step = tile_rows(16 * c * (c + H + m), 8 * NEIGHBOR_TILE)
     if len(rows) > step:
         tiles = zip(rows.split(step), near.split(step), strict=True)
-        return torch.cat([_select_greedily(kernel, X, features, noise, *tile, H) for tile in tiles])
-    basis, points = features[near], X[near]  # (b, c, m), (b, c, d)
-    S = residual_covariance(gram(kernel, points), basis, noise[near])  # (b, c, c)
+        parts = [_select_greedily(kernel, X, features, diagonal, *tile, H) for tile in tiles]
+        return torch.cat(parts)
+    basis, points, left = features[near], X[near], diagonal[near]  # (b, c, m), (b, c, d), S_jj|N
+    known = basis @ basis.mT if m else None  # (b, c, c); one product, of which a third is used
     cross = gram(kernel, points, X[rows, None]) - basis @ features[rows, :, None]
-    cross, left = cross[..., 0], S.diagonal(dim1=1, dim2=2).clone()  # S_ij|N, S_jj|N: (b, c)
+    cross = cross[..., 0]  # S_ij|N: (b, c)
     info = torch.finfo(X.dtype)
     tiny = (info.eps * left).clamp_min(info.tiny)
     order = torch.where(near == rows[:, None], -1.0, 0.0).to(X)  # places left come last
-    factor, picked = cross.new_zeros(len(rows), c, H), []
+    factor, picked = cross.new_zeros(len(rows), H, c), []
     each = torch.arange(len(rows), device=X.device)
     for k in range(H):
-        gain = cross.square() / torch.maximum(left, tiny)
-        pivot = torch.where(order < 0, order, gain).argmax(1)  # (b,)
+        least = torch.maximum(left, tiny)
+        pivot = torch.where(order < 0, order, cross.square() / least).argmax(1)  # (b,)
         picked.append(pivot)
         order[each, pivot] = -2.0
-        past = factor[:, :, :k] @ factor[each, pivot, :k, None]  # (b, c, 1)
-        root = torch.maximum(left, tiny)[each, pivot, None].sqrt()
-        column = (S[each, :, pivot] - past[..., 0]) / root
+        column = gram(kernel, points, points[each, pivot, None])[..., 0]
+        if known is not None:
+            column = column - known[each, pivot]
+        past = factor[each, :k, pivot, None].mT @ factor[:, :k]  # (b, 1, c)
+        root = least[each, pivot, None].sqrt()
+        column = (column - past[:, 0]) / root  # wrong at the pivot itself, which is not asked again
         cross = cross - column * (cross[each, pivot, None] / root)
         left = left - column.square()
-        factor[:, :, k] = column
+        factor[:, k] = column
     return near.gather(1, torch.stack(picked, 1))

@@ -48,8 +48,8 @@ TRIAL: dict[str, Any] = {"tol": 1e-3, "cg_max_iter": 15, "cg_tol": 3e-3}
 KL_ERRORS = 2.0
 
 # ---- labels (local/hyperparameters.py)
-#: Labels that are left out to fit the link, and to choose the noise.
-LINK_ROWS, NOISE_ROWS = 10_000, 2_000
+#: Labels that are left out to compare kernels.
+NOISE_ROWS = 2_000
 #: Standard deviation of the priors of t and the logs of a, b and d.
 LINK_PRIOR_STD = 3.0
 #: Noise tried, of the kernel's variance, and where to begin.

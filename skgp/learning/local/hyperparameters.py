@@ -16,8 +16,8 @@ Without Gaussian noise the amplitude is chosen once more, by rows held out
 (:mod:`skgp.learning.local.prior`), and Student-t noise learned along with q(u)
 (:mod:`skgp.models.swsgp`).
 
-*Label kriging*: labels as numbers. Few numbers are learned beside the kernel, whatever the number
-of rows, and confidence is earned on labels that were not seen: t, a, b and d of the link
+*Label kriging*, by which kernels are compared: labels as numbers. Few numbers are learned beside
+the kernel, and confidence is earned on labels that were not seen: t, a, b and d of the link
 (:mod:`skgp.inference.neighbors.kriging`) maximise the likelihood of labels left out one by one.
 Copies of a row predict each other, which lets the link trust neighbours too much.
 
@@ -57,7 +57,6 @@ from skgp.learning.local.defaults import (
     KRIGED_ERRORS,
     KRIGED_LABEL_NOISE,
     LINK_PRIOR_STD,
-    LINK_ROWS,
     LONG_SEARCH,
     NOISE_RATIOS,
     NOISE_ROWS,
@@ -121,27 +120,28 @@ def label_codes(Y: Tensor) -> Tensor:
     return (Y[:, 0] > 0).long() if Y.shape[1] == 1 else Y.argmax(1)
 
 
-def krige_labels(
-    kernel, X: Tensor, labels: Tensor, *, generator: torch.Generator, **options
-) -> KrigingModel:
-    """Label kriging of labels (n,) 0 ... C - 1, with noise and a link chosen by labels left out.
-
-    `generator` draws these where there are many; `options` are those of `_labelled`.
-    """
-    model = _labelled(kernel, X, labels, **options)
-    model = _with_noise(model, _draw(model, generator, NOISE_ROWS))[0]
-    return fit_link(model, generator=generator)
-
-
 def label_losses(
     kernel, X: Tensor, labels: Tensor, *, generator: torch.Generator, **options
 ) -> Tensor:
     """How well a kernel kriges labels that are left out, (p,) in nats; less is better.
 
-    The same some 2000 labels or fewer for all kernels, each times its weight over their mean.
+    With the noise, of a grid, under which they are likeliest. The same some 2000 labels or fewer
+    for all kernels, each times its weight over their mean.
     """
     model = _labelled(kernel, X, labels, **options)
-    return _with_noise(model, _draw(model, generator, NOISE_ROWS))[1]
+    left_out = _draw(model, generator, NOISE_ROWS)
+    place = NOISE_RATIOS.index(NOISE_START)
+    variance = float(gram_diag(model.kernel, model.X).mean())
+
+    def losses(ratio: float, _: Any = None) -> tuple[float, Tensor]:
+        return ratio, fit_link(replace(model, noise=variance * ratio), left_out)[1]
+
+    # From the middle of the grid downhill, to less noise and to more; more noise is simpler.
+    fits = [losses(NOISE_START)]
+    for ratios in (NOISE_RATIOS[:place][::-1], NOISE_RATIOS[place + 1 :]):
+        fits += while_falling(fits[0], ratios, losses, lambda fit: float(fit[1].mean()))[1:]
+    found = [each for _, each in sorted(fits, key=lambda fit: fit[0], reverse=True)]
+    return found[choose(found)]
 
 
 def _labelled(
@@ -152,14 +152,13 @@ def _labelled(
     n_classes: int,
     n_neighbors: int,
     weight: Tensor | None = None,
-    neighbors: str = "auto",
 ) -> KrigingModel:
-    """Labels as numbers, not linked yet, of any noise; a weight (n,) of 2 is the row twice."""
+    """Labels as numbers, of any noise; a weight (n,) of 2 is the row twice."""
     targets = label_targets(labels, n_classes, X.dtype)
     X, targets, weight = merge_rows(X, targets, weight)
     each = X.new_ones(len(X)) if weight is None else weight
     offset = (each[:, None] * targets).sum(0) / each.sum()
-    return KrigingModel(kernel, 1.0, X, targets, weight, offset, n_neighbors, neighbors=neighbors)
+    return KrigingModel(kernel, 1.0, X, targets, weight, offset, n_neighbors)
 
 
 @dataclass(frozen=True)
@@ -195,41 +194,18 @@ def _draw(model: KrigingModel, generator: torch.Generator, n_rows: int) -> _Left
     return _LeftOut(row, label, weight, unit, others, frequency, lapse)
 
 
-def _with_noise(model: KrigingModel, labels: _LeftOut) -> tuple[KrigingModel, Tensor]:
-    """The model with the noise, of a grid, under which labels left out are most likely.
-
-    From the middle of the grid downhill, to less noise and to more; more noise is simpler.
-    """
-    place = NOISE_RATIOS.index(NOISE_START)
-    variance = float(gram_diag(model.kernel, model.X).mean())
-
-    def linked(ratio: float, _: Any = None) -> tuple[KrigingModel, Tensor]:
-        return _linked(replace(model, noise=variance * ratio), labels)
-
-    fits = [linked(NOISE_START)]
-    for ratios in (NOISE_RATIOS[:place][::-1], NOISE_RATIOS[place + 1 :]):
-        fits += while_falling(fits[0], ratios, linked, lambda fit: float(fit[1].mean()))[1:]
-    fits.sort(key=lambda fit: fit[0].noise, reverse=True)
-    return fits[choose([losses for _, losses in fits])]
-
-
-def fit_link(model: KrigingModel, *, generator: torch.Generator) -> KrigingModel:
-    """The model with the link under which labels left out are most likely; O(LINK_ROWS H^3).
+def fit_link(model: KrigingModel, labels: _LeftOut) -> tuple[LabelLink, Tensor]:
+    """The link under which labels left out are likeliest, and their weighted losses (p,).
 
     One label is left out at a time: where equal rows were merged the others stay. Beside the
     likelihood, t and the logs of a, b and d are drawn to their start (the class frequencies, 1, the
     noise and pi / 12) by normal priors of standard deviation 3: labels that the link separates
     perfectly still give finite numbers.
     """
-    return _linked(model, _draw(model, generator, LINK_ROWS))[0]
-
-
-def _linked(model: KrigingModel, labels: _LeftOut) -> tuple[KrigingModel, Tensor]:
-    """The model with its link, and the weighted losses (p,) of the labels left out."""
     frequency, lapse, weight = labels.frequency, labels.lapse, labels.weight
     start = _start(model, frequency)
     if labels.others is None:
-        return replace(model, link=LabelLink(**start, frequency=frequency, lapse=lapse)), weight[:0]
+        return LabelLink(**start, frequency=frequency, lapse=lapse), weight[:0]
     value = label_targets(labels.label, len(frequency), model.X.dtype)
     mean, var = model.leave_out(labels.row, labels.unit, value, labels.others)
     mean = mean - model.offset
@@ -244,8 +220,7 @@ def _linked(model: KrigingModel, labels: _LeftOut) -> tuple[KrigingModel, Tensor
         return 0.5 * prior / weight.sum() + losses(parts).mean()
 
     found = minimize_lbfgs(objective, start, max_iter=200, tol=1e-10).parameters
-    link = LabelLink(**found, frequency=frequency, lapse=lapse)
-    return replace(model, link=link), losses(found)
+    return LabelLink(**found, frequency=frequency, lapse=lapse), losses(found)
 
 
 def _each_label(model: KrigingModel) -> tuple[Tensor, Tensor, Tensor]:
@@ -275,13 +250,15 @@ def search_label_kernel(
     n_neighbors: int,
     generator: torch.Generator,
     n_points: int | None = None,
+    information: float = 2 / math.pi,
     callback: Callback | None = None,
 ) -> HyperparameterFit:
     """A kernel that suits all labels better than `found` from some rows, if there is one.
 
     `kernels` are those among which it was found; data are float64 on the CPU, labels -1 and +1, one
     column a class, or one for two. `n_points` rows are kriged from where the model will have so
-    many inducing points: length scales that suit all rows are too short for it.
+    many inducing points: length scales that suit all rows are too short for it. `information` is
+    that of a label at f = 0, of a probit link by default.
     """
     starts = _starts(found.kernel, [kernel for kernel in kernels if kernel.n_dims])
     if len(data) <= SEARCHED_ROWS or not starts:
@@ -290,7 +267,7 @@ def search_label_kernel(
     # Inducing points know of more rows than as many rows would, and of less than all rows do.
     n = len(data)
     n_points = n if n_points is None else math.isqrt(min(n_points, n) * n)
-    search = _Search(data, n_points, n_neighbors, generator, recorder)
+    search = _Search(data, n_points, n_neighbors, generator, recorder, information)
     best = first = search.judged(found)
     for kernel in starts:
         if not recorder.stopped:
@@ -324,7 +301,11 @@ class _Trial:
 class _Search:
     """Moves kernels by all labels, and judges them by labels left out, the same for all."""
 
-    def __init__(self, data: Data, n_points: int, n_neighbors: int, generator, callback) -> None:
+    def __init__(
+        self, data: Data, n_points: int, n_neighbors: int, generator, callback, information: float
+    ) -> None:
+        # The noise of a probit link has variance 1, of another what tells as little.
+        self._variance = 2 / math.pi / information
         self.generator, self.callback, self.n_points = generator, callback, n_points
         self.numbers = _labels_as_numbers(data, generator)
         order = torch.randperm(len(data), generator=generator, device=generator.device)
@@ -350,7 +331,9 @@ class _Search:
             settings=replace(settings, max_candidates=min(settings.max_candidates, self.n_points)),
             callback=self.callback,
         )
-        return self.judged(replace(found, kernel=_of_latent(found.kernel)), found.kernel)
+        return self.judged(
+            replace(found, kernel=_of_latent(found.kernel, self._variance)), found.kernel
+        )
 
 
 def _starts(kernel, kernels: list) -> list:
@@ -376,10 +359,10 @@ def _of_numbers(kernel, X: Tensor):
     return with_variance(kernel, X) + WhiteKernel(KRIGED_LABEL_NOISE, LABEL_NOISE_BOUNDS)
 
 
-def _of_latent(kernel):
-    """The way back: the noise of a probit link has variance 1."""
+def _of_latent(kernel, variance: float):
+    """The way back: `variance` is that of the noise of the link."""
     signal, white = split_noise(kernel)
-    return scale_within(signal, 1 / float(cast(WhiteKernel, white).noise_level))
+    return scale_within(signal, variance / float(cast(WhiteKernel, white).noise_level))
 
 
 def _labels_as_numbers(data: Data, generator: torch.Generator) -> Data:

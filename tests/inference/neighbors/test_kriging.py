@@ -111,14 +111,3 @@ def test_merge_rows_keeps_the_dense_posterior():
     for got, want in zip(merged.mean_and_variance(x), whole.mean_and_variance(x), strict=True):
         torch.testing.assert_close(got, want, rtol=0, atol=1e-10)
     assert merge_rows(X[:40], T[:40])[2] is None
-
-
-def test_appended_is_the_model_of_all_rows():
-    X, T = problem(80)
-    first = model(X[:50], T[:50])
-    grown = first.appended(X[40:], T[40:])  # ten rows come again
-    whole = model(*merge_rows(torch.cat([X[:50], X[40:]]), torch.cat([T[:50], T[40:]])))
-    x = problem(9, seed=1)[0]
-    for got, want in zip(grown.mean_and_variance(x), whole.mean_and_variance(x), strict=True):
-        torch.testing.assert_close(got, want, rtol=0, atol=1e-12)
-    assert len(first.X) == 50 and grown.weight[40:50].tolist() == [2.0] * 10
