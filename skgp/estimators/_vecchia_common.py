@@ -11,6 +11,7 @@ from skgp.estimators._parameters import Interval, StrOptions, options
 from skgp.estimators._reduction import warn_of_few_rows
 from skgp.estimators.defaults import VECCHIA_MAXIMIN_COLUMNS, VECCHIA_PREDICTIVE
 from skgp.learning.defaults import VECCHIA_INDUCING
+from skgp.learning.search import SearchSettings
 from skgp.learning.vecchia import VecchiaSettings
 
 
@@ -71,6 +72,7 @@ class VecchiaMixin(BaseGP):
         return VecchiaSettings(
             self.n_neighbors_,
             n_inducing,
+            exact_rows=SearchSettings.exact_rows,
             n_rows=self._n_rows,
             n_stages=self._n_search_stages,
             max_iter=self.max_iter,

@@ -64,6 +64,7 @@ class VecchiaSettings:
     n_neighbors: int = 20  # H
     n_inducing: int | None = 0  # m; None for none or some, as observations are likelier
     most_inducing: int = VECCHIA_INDUCING  # of these
+    exact_rows: int = 0  # observations up to which all are, and none has neighbours
     n_rows: int | None = 10_000  # of a stage; None for all
     n_stages: int = 3  # at most
     max_iter: int = 30  # of L-BFGS-B, a stage
@@ -218,14 +219,14 @@ def approximation(
 ) -> VecchiaEvidence:
     """That of all observations, with neighbours and inducing points as the kernel sees them.
 
-    By default all of few observations are inducing points, which is exact and needs no neighbours;
-    of more, or where rounding may outweigh the noise, `most_inducing`, fewer for many rows, where
-    they make `n_rows` observations likelier, or none: of two approximations of one process that
-    which gives its observations the greater density on average has the smaller Kullback-Leibler
-    divergence from it.
+    By default all of up to `exact_rows` observations are inducing points, which is exact and needs
+    no neighbours; of more, or where rounding may outweigh the noise, `most_inducing`, fewer for
+    many rows, where they make `n_rows` observations likelier, or none: of two approximations of one
+    process that which gives its observations the greater density on average has the smaller
+    Kullback-Leibler divergence from it.
     """
     n, chooses = len(data), settings.n_inducing is None
-    if chooses and n <= SearchSettings.exact_rows and _outweighs_rounding(kernel, data):
+    if chooses and n <= settings.exact_rows and _outweighs_rounding(kernel, data):
         settings, chooses = replace(settings, n_inducing=n, n_neighbors=0), False
     search, sizes = _Search(data, settings, generator, None), [settings.n_inducing or 0]
     if chooses:

@@ -8,7 +8,7 @@ from sklearn.gaussian_process.kernels import RBF, Matern, WhiteKernel
 
 from skgp.data import Data, merge_replicates
 from skgp.inference.sparse import greedy_variance
-from skgp.learning.search import SearchSettings, fit_hyperparameters
+from skgp.learning.search import fit_hyperparameters
 from skgp.learning.vecchia import (
     VecchiaEvidence,
     VecchiaSettings,
@@ -175,20 +175,18 @@ def test_family_is_the_likeliest_of_those_that_predict_alike(likelier, rng):
     assert search.best([poor, *trials]).kernel == alike[likelier]
 
 
-def test_few_observations_are_all_inducing_points_by_default(monkeypatch):
+def test_few_observations_are_all_inducing_points_by_default():
     """Which is exact, as predictions from neighbours are not; also where no density tells."""
     X = np.random.default_rng(0).uniform(0, 1, (60, 1))
     data = Data(torch.tensor(X), torch.tensor(np.sin(3 * X[:, 0])))
     kernel = 1.0 * Matern(0.5, nu=0.5) + WhiteKernel(0.1)  # 20 neighbours leave nothing to gain
 
-    def n_inducing():
-        settings, generator = VecchiaSettings(20, None), torch.Generator().manual_seed(0)
+    def n_inducing(**options):
+        settings, generator = VecchiaSettings(20, **options), torch.Generator().manual_seed(0)
         return len(approximation(kernel, data, settings, generator).Z)
 
-    assert n_inducing() == 60
-    monkeypatch.setattr(SearchSettings, "exact_rows", 50)
-    monkeypatch.setattr("skgp.learning.vecchia.VECCHIA_FEATURES", 1800)  # 30 points
-    assert n_inducing() == 0
+    assert n_inducing(n_inducing=None, exact_rows=60) == 60
+    assert n_inducing(n_inducing=None, exact_rows=59, most_inducing=30) == 0
 
 
 def test_few_inputs_are_all_inducing_points_whatever_the_misfit(rng):
@@ -199,7 +197,7 @@ def test_few_inputs_are_all_inducing_points_whatever_the_misfit(rng):
     kernel = 1.0 * RBF(0.3) + WhiteKernel(1e-3)
     data = merge_replicates(X, y, None, torch.device("cpu"))
     generator = torch.Generator().manual_seed(0)
-    found = approximation(kernel, data, VecchiaSettings(20, None), generator)
+    found = approximation(kernel, data, VecchiaSettings(20, None, exact_rows=100), generator)
     exact = multivariate_normal(np.zeros(len(X)), kernel(X)).logpdf(y)
     np.testing.assert_allclose(found.log_density(kernel.theta), exact, rtol=1e-6)
     near = approximation(kernel, data, VecchiaSettings(20, 0), generator)

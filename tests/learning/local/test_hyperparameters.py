@@ -17,7 +17,7 @@ from skgp.learning.local.hyperparameters import (
     search_label_kernel,
 )
 from skgp.learning.search import HyperparameterFit
-from skgp.likelihoods import Gaussian, Poisson, StudentT
+from skgp.likelihoods import Bernoulli, Gaussian, Poisson, StudentT
 
 LIKELIHOODS = {"gaussian": Gaussian(1.0), "student_t": StudentT(1.0), "poisson": Poisson()}
 
