@@ -377,7 +377,8 @@ def greedy_variance(kernel, X: Tensor, n_points: int, *, tol: float | None = Non
 
     The pivots of a Cholesky decomposition of K(X, X), of which only the columns chosen are
     evaluated; fewer where the rest has no variance left, beyond `tol` (eps) times the largest.
-    O(n n_points^2) time.
+    O(n n_points^2) time. A NotPositiveDefiniteError where a variance left is below 0 by more than
+    rounding: the kernel is no covariance.
 
     .. [1] Burt, Rasmussen and van der Wilk (2020), Convergence of sparse variational inference in
        Gaussian processes regression, section 4.3.
@@ -385,14 +386,17 @@ def greedy_variance(kernel, X: Tensor, n_points: int, *, tol: float | None = Non
     left = gram_diag(kernel, X)
     least = (torch.finfo(X.dtype).eps if tol is None else tol) * left.max()
     rows = X.new_empty(n_points, len(X))  # of the Cholesky factor, transposed
-    chosen: list[int] = []
+    lowest, chosen = left, list[int]()
     for i in range(n_points):
         pivot = int(left.argmax())
         if left[pivot] <= least:
             break
         column = gram(kernel, X[pivot : pivot + 1], X)[0] - rows[:i, pivot] @ rows[:i]
         rows[i] = column / left[pivot].sqrt()
-        left = (left - rows[i].square()).clamp_min(0.0)
+        left = left - rows[i].square()
+        lowest, left = torch.minimum(lowest, left), left.clamp_min(0.0)
         left[pivot] = 0.0
         chosen.append(pivot)
+    if float(lowest.min()) < -(torch.finfo(X.dtype).eps ** 0.5) * float(gram_diag(kernel, X).max()):
+        jittered_cholesky(gram(kernel, X[[*chosen, int(lowest.argmin())]]))  # says what is wrong
     return torch.tensor(chosen, device=X.device)

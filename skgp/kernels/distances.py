@@ -112,16 +112,18 @@ class _DirectSquaredDistance(torch.autograd.Function):
         A, B = ctx.saved_tensors
         i, j = _far_rows(A), _far_rows(B)
         # Autograd itself sums them over batch dimensions that were broadcast.
+        needed = ctx.needs_input_grad
         if not len(i) or not len(j):
-            return _gradient_by_products(A, B, H)
+            return _gradient_by_products(A, B, H, needed)
         pairs = ..., i[:, None], j
         others = H.clone()
         others[pairs] = 0
-        grad_A, grad_B = _gradient_by_products(A, B, others)
-        of_A, of_B = _gradient_by_differences(A[..., i, :], B[..., j, :], H[pairs])
-        grad_A[..., i, :] += of_A
-        grad_B[..., j, :] += of_B
-        return grad_A, grad_B
+        grads = _gradient_by_products(A, B, others, needed)
+        of_far = _gradient_by_differences(A[..., i, :], B[..., j, :], H[pairs])
+        for grad, far, rows in zip(grads, of_far, (i, j), strict=True):
+            if grad is not None:
+                grad[..., rows, :] += far
+        return grads
 
 
 class _CorrectedSquaredDistance(_DirectSquaredDistance):
@@ -148,12 +150,17 @@ def _far_rows(A: Tensor) -> Tensor:
     return far.reshape(-1, far.shape[-1]).any(0).nonzero()[:, 0]
 
 
-def _gradient_by_products(A: Tensor, B: Tensor, H: Tensor) -> tuple[Tensor, Tensor]:
-    of_A = 2 * (A * H.sum(-1)[..., None] - H @ B)
-    return of_A, 2 * (B * H.sum(-2)[..., None] - H.mT @ A)
+def _gradient_by_products(
+    A: Tensor, B: Tensor, H: Tensor, needed: tuple[bool, ...]
+) -> tuple[Tensor | None, Tensor | None]:
+    """Of A (..., n, d) and B (..., p, d) by H (..., n, p), each where `needed`."""
+    of_A = 2 * (A * H.sum(-1)[..., None] - H @ B) if needed[0] else None
+    of_B = 2 * (B * H.sum(-2)[..., None] - H.mT @ A) if needed[1] else None
+    return of_A, of_B
 
 
 def _gradient_by_differences(A: Tensor, B: Tensor, H: Tensor) -> tuple[Tensor, Tensor]:
+    """The same, one column at a time."""
     of_A, of_B = [], []
     for a, b in zip(A.unbind(-1), B.unbind(-1), strict=True):
         pulled = 2 * H * (a[..., :, None] - b[..., None, :])

@@ -3,9 +3,16 @@
 import numpy as np
 import pytest
 import torch
-from sklearn.gaussian_process.kernels import RBF, ConstantKernel, DotProduct, Matern
+from sklearn.gaussian_process.kernels import (
+    RBF,
+    ConstantKernel,
+    DotProduct,
+    ExpSineSquared,
+    Matern,
+)
 
 from skgp.inference.sparse import greedy_variance
+from skgp.linalg import NotPositiveDefiniteError
 
 KERNELS = [1.7 * RBF([0.5, 0.8]), Matern(0.7, nu=1.5), DotProduct(0.3) * RBF(1.0)]
 
@@ -68,3 +75,15 @@ def test_greedy_variance_works_in_either_precision(X, dtype):
     assert found.dtype == torch.int64 and len(found.unique()) == 40
     expected = unexplained(RBF(0.5), X, pivots(RBF(0.5)(X.numpy()), 40))
     assert unexplained(RBF(0.5), X, found.numpy()) == pytest.approx(expected, rel=0.1)
+
+
+def test_greedy_variance_of_a_kernel_that_is_no_covariance_is_refused(X):
+    with pytest.raises(NotPositiveDefiniteError, match="is indefinite.*ActiveDims"):
+        greedy_variance(ExpSineSquared(1.0, 3.0), X, 200)
+
+
+@pytest.mark.parametrize("kernel", [RBF(1e3), Matern(1e4, nu=2.5), DotProduct(1.0)])
+@pytest.mark.filterwarnings("error")
+def test_greedy_variance_takes_no_rounding_for_an_indefinite_kernel(X, kernel):
+    far = torch.cat([X, 1e3 + X, 1e6 + X])
+    assert len(greedy_variance(kernel, far, len(far))) < 300

@@ -200,8 +200,10 @@ class Neighborhood:
         method: str = "auto",
         n_scales: int = 1,
         favoured: Tensor | None = None,
+        n_global: int = N_GLOBAL,
     ) -> None:
         self.kernel, self.Z, self.n_neighbors = kernel, Z, n_neighbors
+        self._n_global = n_global  # at most
         self.search = NeighborSearch(kernel, Z, method)
         order = torch.randperm(len(Z), generator=torch.Generator().manual_seed(0)).to(Z.device)
         share = n_neighbors // (2 * max(n_scales - 1, 1))
@@ -222,9 +224,9 @@ class Neighborhood:
     def everywhere(self) -> Tensor:
         """Indices (g,) of the points that are neighbours of every input."""
         none = torch.empty(0, dtype=torch.int64, device=self.Z.device)
-        if len(self.Z) <= self.n_neighbors + N_GLOBAL:
+        if not self._n_global or len(self.Z) <= self.n_neighbors + self._n_global:
             return none
-        chosen = greedy_variance(self.kernel, self.Z, N_GLOBAL)
+        chosen = greedy_variance(self.kernel, self.Z, self._n_global)
         points = self.Z[chosen]
         given = SharedConditionals(
             self.kernel, points, LOCAL_JITTER * gram_diag(self.kernel, points)

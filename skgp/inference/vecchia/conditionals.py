@@ -43,7 +43,6 @@ from skgp.kernels.gradients import weighted_gradient
 from skgp.kernels.gram import gram
 from skgp.linalg import NotPositiveDefiniteError
 from skgp.linalg.cholesky import jittered_cholesky
-from skgp.linalg.defaults import EIGENVALUE_ROWS
 from skgp.linalg.runtime import tile_rows
 
 
@@ -211,10 +210,7 @@ class Conditionals:
         try:
             L = jittered_cholesky(A).factor
         except NotPositiveDefiniteError:
-            # Where the kernel is no covariance, of a group or of some points, its error says so.
-            some = self.X[group[:EIGENVALUE_ROWS, -1]]
-            for each in (K, gram(self.kernel, some, theta=self.theta)):
-                jittered_cholesky(each)
+            jittered_cholesky(K)  # where the kernel is no covariance, its error says so
             raise
         last = L[:, -1, :-1, None]  # L_NN^-1 A_Ni
         B = torch.linalg.solve_triangular(L[:, :-1, :-1].mT, last, upper=True)[..., 0]

@@ -26,7 +26,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from skgp.inference.defaults import CACHED_NUMBERS
+from skgp.inference.defaults import CACHED_NUMBERS, N_GLOBAL
 from skgp.inference.neighbors.conditionals import (
     Neighborhood,
     fading_weights,
@@ -54,7 +54,7 @@ class VecchiaPosterior(TensorState):
     Z: Tensor  # (m, d); inducing points
     mean_inducing: Tensor  # (m, c); gamma
     root: Tensor  # (m, m); Cholesky factor of P
-    n_neighbors: int  # of a prediction
+    n_neighbors: int  # of a prediction; 1 where nothing is left to neighbours
 
     def _lasting(self) -> dict[str, Any]:
         derived = ("neighborhood", "factor", "features", "residuals")
@@ -65,7 +65,8 @@ class VecchiaPosterior(TensorState):
         """Which observations a prediction uses."""
         favoured = informative(self.kernel, self.X, self.noises)
         size = self.n_neighbors if bool(favoured.all()) else 2 * self.n_neighbors
-        return Neighborhood(self.kernel, self.X, size, favoured=favoured)
+        n_global = N_GLOBAL if self.n_neighbors > 1 else 0
+        return Neighborhood(self.kernel, self.X, size, favoured=favoured, n_global=n_global)
 
     @cached_property
     @torch.no_grad()
