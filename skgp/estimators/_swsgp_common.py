@@ -287,8 +287,8 @@ class SWSGPMixin(ProjectionMixin):
                 "method='variational', or fit with all observations."
             )
         warn_caller(
-            f"method='kriging' is deprecated: it fits {other}, whose joint likelihood predicts "
-            f"better. Use {other}.",
+            f"method='kriging' is deprecated and will be removed in 0.2: it fits {other}, whose "
+            f"joint likelihood predicts better. Use {other}.",
             FutureWarning,
         )
 
