@@ -9,7 +9,7 @@ from typing import NamedTuple, cast
 
 import numpy as np
 import torch
-from scipy.linalg.lapack import dpotrf, dpotri, dpotrs
+from scipy.linalg.lapack import dpotrf, dpotri, dpotrs, dpstrf, spstrf
 from torch import Tensor
 
 from skgp.linalg import NotPositiveDefiniteError
@@ -238,3 +238,20 @@ def _cause(A: Tensor, max_jitter: float) -> str:
         "It is singular up to rounding: the length scales are long beside the distances of the "
         "rows, and the noise variance is tiny beside that of the signal. Raise the noise variance."
     )
+
+
+def pivoted_rows(A: Tensor, n_pivots: int, least: float) -> tuple[list[int], Tensor]:
+    """Rows of a symmetric A (n, n) in the order of the pivots of its Cholesky factor, by LAPACK.
+
+    At most `n_pivots`, while the greatest diagonal element left is above `least`; and that diagonal
+    (n,), 0 in the rows chosen, below 0 where A is not positive semi-definite. O(n^2 n_pivots).
+    """
+    a = A.cpu().numpy()
+    pstrf = dpstrf if A.dtype == torch.float64 else spstrf
+    L, order, rank, _ = pstrf(a, tol=least, lower=1)
+    k, order = min(rank, n_pivots), order - 1
+    left = A.diagonal().clone()
+    spent = np.square(L[k:, :k]).sum(1)
+    left[order[k:]] -= torch.from_numpy(spent).to(left)
+    left[order[:k]] = 0.0
+    return order[:k].tolist(), left
