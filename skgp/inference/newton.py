@@ -282,14 +282,18 @@ class _InMemory:
         self.loss = problem.loss(self.latent, self.weights.square().sum(0))
 
     def gradient(self, columns: Tensor) -> Tensor:
-        """A pass over the features."""
+        r"""The gradient :math:`\Lambda W - \Phi^T \partial \log p(Y \mid F)` (m, k); one pass."""
         part = self._whole.select(columns)
         data = part.design.rmatmul(part.slope(self.latent[:, columns]))
         self.n_products += 1
         return part.precision * self.weights[:, columns] - data
 
     def direction(self, columns: Tensor, B: Tensor, forcing: Tensor) -> Direction:
-        """As many passes as it says."""
+        """Solve H d = B of some columns, H the Hessian (or signed) at the latent values held.
+
+        By conjugate gradients to the relative tolerance `forcing` (c,) or by a factor, as `solve`
+        has it; `n_products` of the result are its passes over the features.
+        """
         self._columns, self._part = columns, self._whole.select(columns)
         told = self._part.signed_curvature if self._part.is_signed else self._part.curvature
         curvature = told(self.latent[:, columns])
@@ -300,14 +304,14 @@ class _InMemory:
         return self._direction
 
     def losses(self, step: Tensor) -> Tensor:
-        """O(n k): the latent values of the direction are known."""
+        """Losses (k,) after a step (k,) along the direction; O(n k), for its image is known."""
         W, D = self.weights[:, self._columns], self._direction
         norm = W.square().sum(0) + 2 * step * (W * D.weights).sum(0)
         norm = norm + step.square() * D.weights.square().sum(0)
         return self._part.loss(self.latent[:, self._columns] + step * D.image, norm)
 
     def move(self, step: Tensor, after: Tensor) -> None:
-        """O(n k)."""
+        """Take the step (k,), after which the losses are `after` (k,); O(n k)."""
         self.weights[:, self._columns] += step * self._direction.weights
         self.latent[:, self._columns] += step * self._direction.image
         self.loss[self._columns] = after

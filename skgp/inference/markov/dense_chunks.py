@@ -61,7 +61,12 @@ from skgp.kernels.sde_lags import Generators
 
 
 class DenseEvidence:
-    """As `Evidence`; the marginals are worked out when first asked for."""
+    r"""The log normaliser of the sites and its gradient, as `Evidence`, by dense chunks.
+
+    One pass over tiles of chunks: :math:`\log Z = c - \tfrac12 y^T \alpha - \tfrac12 \log |B|` and
+    sums of slopes in the lags and in the prior of the states. The marginals are worked out when
+    first asked for.
+    """
 
     def __init__(self, chunks: "DenseChunks") -> None:
         self._chunks, self._joints = chunks, Joints(chunks.tiles(), chunks.shape[0], chunks.prior)

@@ -87,7 +87,11 @@ class DenseHessian:
     def solve(
         self, B: Tensor, tol: float | Tensor = 0.0, signed: Tensor | None = None
     ) -> tuple[Tensor, int]:
-        """H^-1 B, (N, c k), and iterations; `signed` (n, c) are curvatures in place of W."""
+        """H^-1 B (N, c k), k columns for each H, and iterations: 0, for factors are exact.
+
+        `signed` (n, c) are curvatures in place of W, which may be negative; where H is not
+        positive definite with them, W stays.
+        """
         factors = list(self._factors)
         if signed is not None:
             found, failed = torch.linalg.cholesky_ex(self._hessians(signed))

@@ -115,10 +115,11 @@ def local_moments(
     var: Tensor | None = None,
     covariance: Tensor | None = None,
 ) -> LocalMoments:
-    """Moments and divergences of rows, with closed-form gradients (see the module), once.
+    """Moments of q(f) and local KL divergences, with gradients in closed form, of first order.
 
-    `joint` (b, H + 1, H + 1) is the covariance of the active points of each row and, last, the row
-    itself; mean (b, H, c); var (b, H, c) is the diagonal of S_I, covariance (c, b, H, H) all of it.
+    `joint` (b, H + 1, H + 1) is the prior covariance of f at the active points of each observation
+    and, last, at its input; mean (b, H, c); var (b, H, c) is the diagonal of S_I, covariance
+    (c, b, H, H) all of it.
     """
     if covariance is None:
         return LocalMoments(*_DiagonalMoments.apply(joint, mean, var))
@@ -128,7 +129,7 @@ def local_moments(
 def _row_moments(
     state: SWSGPState, X: Tensor, active: Tensor, theta: Tensor | None
 ) -> LocalMoments:
-    """Gather what is active for each row."""
+    """Moments and KL divergences at X (b, d) given the H inducing points active for each (b, H)."""
     (b, H), flat = active.shape, active.reshape(-1)
     # The gradient of index_select, unlike that of indexing, adds rows without sorting them.
     points = state.Z.index_select(0, flat).view(b, H, -1)
@@ -142,7 +143,7 @@ def _row_moments(
 
 
 def _tiles(state: SWSGPState, active: Tensor) -> tuple[Tensor, ...]:
-    """Indices of the rows of each tile."""
+    """Indices of the observations of each tile, whose largest array has `BOUND_NUMBERS`."""
     n, H = active.shape
     numbers = H * (H + state.Z.shape[1] + 2 * state.n_latent)
     if state.root is not None:

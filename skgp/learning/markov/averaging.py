@@ -222,7 +222,11 @@ def average(
 def _prior(
     found: Search, starts: Sequence[Component], series: Series
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Medians and standard deviations (p,) of the logarithms."""
+    """Medians and standard deviations (p,) of a normal prior on the log hyper-parameters.
+
+    Of the kernel those of :func:`default_priors`, of the terms their initial values, and of the
+    noise a share of the variance of the targets.
+    """
     t, y = series.times.cpu().numpy()[:, None], (series.totals / series.counts).cpu().numpy()
     priors = default_priors(found.kernel, t, y)
     of_terms = [each.theta.numpy() for each in starts]
