@@ -31,13 +31,12 @@ class ChoiceSettings:
     noise_scale: float = 1.5
     noise_df: float = 3.0
     #: Standard errors by which a more complex candidate has to gain in squared error or, clearly,
-    #: in density alone. Of 1.34 nats that the test's choice gains in ``bench_noise_free.py``
-    #: (`test_choice`) this rule gains 1.28, two errors in both 1.16, separate scales always 1.29.
-    #: On 1225 draws of 25 to 400 rows of training parts of 18 sets and of functions of 2 to 16
-    #: columns, each counted for at most five nats, these gain .45, .44 and .41 (for at most one
-    #: .26, .24 and .26), and errors fall by .116, .110 and .118 of the spread; pure noise costs
-    #: .002. Density is misled: it gains up to 4.6 errors where more scales predict worse, and 16 in
-    #: one case of 30 rows and 8 columns.
+    #: in density alone. Of 1.34 nats that the test's choice gains in ``bench_kernel_choice.py``
+    #: (`test_noise_free`) this rule gains 1.28, two errors in both 1.16, separate scales always
+    #: 1.29. Of 1225 draws like those of its `test_draws`, each counted for at most five nats, these
+    #: gain .45, .44 and .41 (for at most one .26, .24 and .26), and errors fall by .116, .110 and
+    #: .118 of the spread; pure noise costs .002. Density is misled: it gains up to 4.6 errors where
+    #: more scales predict worse, and 16 in one case of 30 rows and 8 columns.
     n_errors: float = 1.5
     n_clear_errors: float = 8.0
     max_iter: int = 60  # L-BFGS-B iterations of a search,

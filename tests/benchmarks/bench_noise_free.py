@@ -8,13 +8,6 @@ standardised targets and coverage of 95% intervals at 2000 inputs, of regressors
 scikit-learn's GPR with ``alpha=1e-10`` and one length scale a column, restarted twice; "QSGP, 1e-5"
 has default noise of at least 1e-5 of the variance of y.
 
-``test_choice``: what the test's density gains by separate length scales over shared ones, and by
-choosing between them: by the rule, by two standard errors in density and squared error, always, and
-knowing the test. Functions of six seeds each, and subsets of the training parts of
-`bench_few_points`; the constants of :class:`skgp.learning.kernel_family.ChoiceSettings` that say
-how clear a gain is were chosen by it. Last, by how many standard errors separate scales gain in
-leave-one-out density where they lose on the test, at most.
-
 ``test_oscillations``: errors of a trend with a quick oscillation along another column, with and
 without starts of shorter length scales.
 """
@@ -29,9 +22,8 @@ from skgp import QSGPRegressor
 from skgp.estimators import _kernels
 from skgp.learning import kernel_choice
 from skgp.learning.defaults import AUTOCORRELATED
-from skgp.learning.selection import improves
-from tests.benchmarks.bench_few_points import MANY_COLUMNS, few, scores
-from tests.benchmarks.data import seconds_of, split_of
+from tests.benchmarks.bench_few_points import scores
+from tests.benchmarks.data import seconds_of
 
 pytestmark = [pytest.mark.benchmark, pytest.mark.filterwarnings("ignore")]
 
@@ -129,74 +121,6 @@ def test_regressors(name, n, monkeypatch):
         loss, coverage, error = scores(mean, np.maximum(std, 1e-9 * y.std()), y_test, y.std())
         print(f"  {label:13s} {error:9.1e} {loss:9.3f} {coverage:6.3f} {seconds:7.1f}")
         assert coverage > 0.8 or label == "scikit-learn"
-
-
-def problems():
-    sizes = {
-        "branin": (20, 40, 60, 200),
-        "hartmann": (60, 150, 300),
-        "borehole": (30, 60, 200),
-        "friedman": (40, 80),
-        "rosenbrock": (60, 100),
-        "one column": (15, 30),
-    }
-    for name, each in sizes.items():
-        for n in each:
-            for noise in (0.0, 0.1) if n in (40, 60, 80) else (0.0,):
-                yield (
-                    f"{name} {n} {noise}",
-                    [drawn(name, n, 50 + seed, noise) for seed in range(6)],
-                )
-    for name in MANY_COLUMNS:
-        yield name, [_others(name, seed) for seed in range(4)]
-
-
-def _others(name, seed):
-    """Observations of a training part that `few` does not draw."""
-    if name == "generated":
-        return few(name, 100 + seed)
-    X, X_test, y, y_test = split_of(name, seed)
-    some = np.random.RandomState(100 + seed).permutation(len(X))[: MANY_COLUMNS[name]]
-    return X[some], X_test, y[some], y_test
-
-
-def test_choice(monkeypatch):
-    found = {}
-    simplest = kernel_choice._Search.simplest
-
-    def watched(search, candidates):
-        found.update(search=search, candidates=candidates, chosen=simplest(search, candidates)[0])
-        return found["chosen"], 1.0
-
-    monkeypatch.setattr(kernel_choice._Search, "simplest", watched)
-    print("\ngain in nats of: the rule, two errors in both, separate scales, the test's choice")
-    gains, misled = [], -np.inf
-    for name, cases in problems():
-        rows = []
-        for X, X_test, y, y_test in cases:
-            QSGPRegressor(random_state=0).fit(X, y)
-            first, last = found["candidates"][0], found["candidates"][-1]
-            losses = []
-            for fit in (first, last):
-                model = QSGPRegressor(fit.kernel, optimizer=None).fit(X, y)
-                prediction = model.predict(X_test, return_std=True)
-                losses.append(scores(*prediction, y_test, y.std())[0])
-            gain = losses[0] - losses[1]
-            old, new = (kernel_choice._judged(fit, True) for fit in (first, last))
-            both = all(
-                improves(getattr(new, part), getattr(old, part), n_errors=2, least_effect=0)
-                for part in ("loss", "square")
-            )
-            if gain < 0:
-                found_gain = old.loss - new.loss
-                misled = max(misled, found_gain.mean() / found_gain.std() * len(X) ** 0.5)
-            rows.append([gain * (found["chosen"] is last), gain * both, gain, max(gain, 0.0)])
-        gains.append(np.mean(rows, axis=0))
-        print(f"  {name:20s}" + "".join(f"{value:8.3f}" for value in gains[-1]), flush=True)
-    mean = np.mean(gains, axis=0)
-    print(f"  {'mean':20s}" + "".join(f"{value:8.3f}" for value in mean))
-    print(f"  standard errors of losers: {misled:.1f}")
-    assert mean[0] > mean[1]
 
 
 def trend_and_wave(X, wave):
