@@ -59,7 +59,8 @@ def origin(X: Tensor) -> Tensor:
     rows = X.detach()[..., :: max(1, -(-X.shape[-2] // ORIGIN_ROWS)), :]
     if not rows.shape[-2]:
         return rows.new_zeros(*rows.shape[:-2], 1, rows.shape[-1])
-    return rows.gather(-2, rows.abs().argmin(-2, keepdim=True))
+    # argmin takes seven times as long.
+    return rows.gather(-2, rows.abs().min(-2, keepdim=True).indices)
 
 
 def scaled_inputs(
