@@ -144,7 +144,7 @@ class QSGPClassifier(ProjectedClassifierMixin, QSGPMixin, StreamingGPClassifier)
         Why these were chosen.
     moderation_ : float
         Probabilities average over f with this factor of its posterior variance; 0 takes f at its
-        mean. Chosen on held-out observations.
+        mean. Chosen on held-out observations; of up to 200 by leaving out each in turn.
     offset_ : ndarray of shape (1,) or (n_classes,)
         Constant parts of the latent functions.
     log_marginal_likelihood_value_ : float
@@ -436,9 +436,8 @@ class QSGPClassifier(ProjectedClassifierMixin, QSGPMixin, StreamingGPClassifier)
         callback: Callback,
     ) -> qsgp.Problem:
         """What the solvers start from for fixed hyper-parameters."""
-        moderation = None
-        if found.history and len(data) <= SUBSET_ROWS:  # the search has seen every row
-            moderation = FEW_ROWS_MODERATION if found.moderation is None else found.moderation
+        few = len(data) <= SUBSET_ROWS  # the search has seen every row
+        moderation = found.moderation if few and found.history else None
         learns = self._learns and cast(Kernel, found.kernel).n_dims > 0
         options = self._shared_options(
             backend, bound=self.bound, moderation=moderation, learn_hyperparameters=learns

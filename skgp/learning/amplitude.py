@@ -40,6 +40,7 @@ from skgp.learning.defaults import (
     AMPLITUDES,
     LABEL_SHARE,
     LEAVE_ONE_OUT_FLOPS,
+    LEFT_OUT_ERRORS,
     SUBSET_ROWS,
 )
 from skgp.learning.plan import Options, Plan
@@ -108,7 +109,12 @@ def choose_amplitude(
         low, high = amplitude_range(kernel)
         factors = tuple(a for a in AMPLITUDES if low <= a <= high)
     if c * n * plan.size**2 <= LEAVE_ONE_OUT_FLOPS:
-        return by_leaving_one_out(problem, factors, generator=generator, callback=callback)
+        # Fewer observations have all been seen by the search for the hyper-parameters.
+        seen = options.learn_hyperparameters and n <= SUBSET_ROWS
+        n_errors = LEFT_OUT_ERRORS if seen else 1.0
+        return by_leaving_one_out(
+            problem, factors, n_errors=n_errors, generator=generator, callback=callback
+        )
     n_out = min(AMPLITUDE_HELD_OUT, max(1, n // 10))
     codes = class_codes(problem.Y)
     held_out = held_out_rows(codes, n_out, generator, X=problem.X, classes=True)
@@ -182,6 +188,7 @@ def by_leaving_one_out(
     problem: AmplitudeProblem,
     factors: tuple[float, ...],
     *,
+    n_errors: float = 1.0,
     generator: torch.Generator,
     callback: StopRecorder,
 ) -> Choice:
@@ -196,7 +203,9 @@ def by_leaving_one_out(
         fit = fit_newton(problem.at(a), start=start, generator=generator, callback=callback)
         start = fit.weights
         mean, variance = leave_one_out_moments(problem, fit.latent, a)
-        choice = choose_moderation(problem.likelihood, problem.Y, mean, variance, weight)
+        choice = choose_moderation(
+            problem.likelihood, problem.Y, mean, variance, weight, n_errors=n_errors
+        )
         found[a] = *choice, fit.weights
         if callback.stopped:
             break

@@ -256,7 +256,9 @@ nine data sets trained on, others judged by) the loss of 1/16 exceeded the least
 by .010 nats per observation on average, that of 0 by .012, of 1/4 by .040, of 1 by .14."""
 
 FEW_ROWS_MODERATION = 1 / 16
-"""Where no observation can be left out that the hyper-parameters have not seen."""
+"""Where no observation can be left out that the hyper-parameters have not seen, unless labels left
+out in turn are predicted better by two standard errors: from 100 labels of twelve sets they gain
+.004 nats with a kernel given, .055 on digits; where a class is small and apart, .05 to .25."""
 
 COUPLINGS = (0.0, 0.25, 0.5, 0.75, 1.0)
 """Exponents of the coupling of classes to choose among."""

@@ -10,7 +10,7 @@ from sklearn.gaussian_process.kernels import RBF, ConstantKernel
 
 from skgp import QSGPClassifier
 from skgp.learning import amplitude
-from skgp.learning.defaults import LEAST_EFFECT
+from skgp.learning.defaults import FEW_ROWS_MODERATION, LEAST_EFFECT
 from tests.contracts.classifiers import ClassifierContract, ClassifierPredictions
 from tests.same import assert_same
 
@@ -98,6 +98,16 @@ def test_base_rate_is_predicted_far_from_the_rows(moons):
     model.moderation_ = 0.0
     share = np.mean(y[kept])
     np.testing.assert_allclose(model.predict_proba([[1e3, 1e3]])[0, 1], share, rtol=1e-6)
+
+
+def test_few_rows_choose_the_moderation_by_labels_left_out(rng):
+    """Classes apart support a large amplitude, of whose variance a sixteenth is far too much."""
+    X = rng.uniform(-2, 2, (60, 2))
+    y = X[:, 0] > 0
+    X[:, 0] += np.where(y, 1, -1)
+    model = QSGPClassifier(1.0 * RBF(1.0), random_state=0).fit(X, y)
+    scores = model.validation_["moderation"]
+    assert model.moderation_ == 0.0 and scores[0.0] > 0.5 * scores[FEW_ROWS_MODERATION]
 
 
 @pytest.mark.parametrize("solver", ["newton", "sgd"])
