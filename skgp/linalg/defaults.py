@@ -5,9 +5,6 @@ import torch
 #: Relative residual at which a row of ULISSE has converged: what products in this precision attain.
 CONVERGED = {torch.float32: 1e-5, torch.float64: 1e-10}
 
-#: Columns that a sparse triangular system takes at once: fifty took 0.32 s, by tens 0.1 s (60000
-#: rows of 20 entries).
-TRIANGULAR_COLUMNS = 10
 
 # ---- factors (cholesky.py)
 # Of a matrix that cannot be factored: rows whose eigenvalues are computed, and the ratio of
