@@ -26,6 +26,7 @@ from skgp.inference.markov.inducing import draw_jointly, fit_inducing, shortest_
 from skgp.inference.markov.knots import Chain, PairPosterior, PairSites, infer_pairs
 from skgp.inference.markov.posterior import Posterior
 from skgp.inference.markov.series import Series
+from skgp.inference.markov.short_posterior import posterior_of
 from skgp.inference.markov.sites import fit_sites
 from skgp.kernels.sde import Dynamics, StateSpace, state_space
 from skgp.likelihoods import Likelihood
@@ -68,7 +69,7 @@ class SeriesState(LazyState):
         return state_space(self.kernel, tolerance=self.tolerance)
 
     def _infer(self) -> Posterior:
-        return Posterior(self.form.at(), self.times, self.beta, self.weight)
+        return posterior_of(self.form.at(), self.times, self.beta, self.weight)
 
     def mean(self, x: Tensor) -> Tensor:
         """Mean of f at any times, (n,)."""
