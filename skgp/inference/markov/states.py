@@ -13,6 +13,7 @@ zeros is exact.
 
 import math
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -37,9 +38,7 @@ class LazyState(TensorState):
     """What predictions need is worked out at the first of them and is not pickled."""
 
     def _lasting(self) -> dict[str, Any]:
-        lasting = super()._lasting()
-        lasting.pop("_known", None)
-        return lasting
+        return {k: v for k, v in super()._lasting().items() if k not in ("_known", "form")}
 
     @property
     def posterior(self) -> Any:
@@ -63,7 +62,7 @@ class SeriesState(LazyState):
     offset: float = 0.0  # prior mean of f
     tolerance: float | None = None  # of the state-space form
 
-    @property
+    @cached_property
     def form(self) -> StateSpace:
         """The kernel in state space."""
         return state_space(self.kernel, tolerance=self.tolerance)
