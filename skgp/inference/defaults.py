@@ -208,6 +208,8 @@ MAX_RATIO = 1e9
 #: Where kernels are compared, of the variance to that of the least certain step ahead: errors of
 #: 1e-8 nats with trends, seasons and Matern, 1e-4 with RBF (60 and 150 times without noise).
 ROUGH_RATIO = 1e11
+#: Covariances with new times up to which predictions take it, too: beyond, the filter is quicker.
+PREDICTED_ENTRIES = 2**17
 
 # ---- state space, error of an approximate form
 #: Times of the stretch that tells it; and noise in the rounding of K, of its diagonal.

@@ -15,6 +15,8 @@ from sklearn.gaussian_process.kernels import Exponentiation, Kernel, Product, Su
 from .specs import ActiveDims
 
 _PREFIX = "hyperparameter_"
+#: Modules of kernels that hold their parameters alone.
+_PLAIN = Kernel.__module__, ActiveDims.__module__
 
 
 def children_of(kernel: Any) -> tuple[Kernel, ...]:
@@ -80,7 +82,7 @@ def copied(kernel: Kernel) -> Any:
         return type(kernel)(*map(copied, children_of(kernel)))
     if type(kernel) is ActiveDims:
         return ActiveDims(copied(kernel.kernel), kernel.dims)
-    if type(kernel).__module__ != Kernel.__module__:  # may keep what it likes
+    if type(kernel).__module__ not in _PLAIN:  # may keep what it likes
         return copy.deepcopy(kernel)
     other = object.__new__(type(kernel))
     other.__dict__.update(kernel.__dict__)

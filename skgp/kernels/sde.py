@@ -281,6 +281,11 @@ class Dynamics:
         """D, (d, d), its own inverse: the state of the process run backwards in time is D s."""
         return torch.block_diag(*(block.mirror for _, block in self.blocks))
 
+    @cached_property
+    def is_approximate(self) -> bool:
+        """Whether a process approximates a squared exponential: dense covariances have that."""
+        return any(p.is_approximate for _, block in self.blocks for p in block.primitives)
+
     def prior_at(self, x: Tensor) -> Tensor:
         """P0 (d, d) where x lies."""
         return constant_like(self.stationary, x)
@@ -307,15 +312,16 @@ class Dynamics:
         return F, Q
 
     def covariance(
-        self, lags: np.ndarray, since: np.ndarray | None = None
+        self, lags: np.ndarray, since: np.ndarray | None = None, *, of_form: bool = True
     ) -> tuple[np.ndarray, list[np.ndarray]]:
         """Covariance of f over finite lags (n,), and its derivative in each parameter.
 
+        Of the form, or of the kernel where that is approximated by RBF's; see `Block.covariance`.
         With an origin, between the times `since` (n,) after it and those a lag later.
         """
         if since is None:
             self.require_stationary("a covariance of lags")
-        parts = (block.covariance(lags, since) for _, block in self.blocks)
+        parts = (block.covariance(lags, since, of_form=of_form) for _, block in self.blocks)
         values, rates, shapes = zip(*parts, strict=True)
         return reduce(np.add, values), [
             *values,

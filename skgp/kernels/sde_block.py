@@ -107,16 +107,21 @@ class Block:
         lags: np.ndarray,
         since: np.ndarray | None = None,
         known: dict[Any, np.ndarray] | None = None,
+        *,
+        of_form: bool = False,
     ) -> tuple[np.ndarray, list[np.ndarray | None], list[np.ndarray]]:
         """Return k, its derivatives in the log rates and in log shapes, in the shape of lags.
 
-        `since` is the time from the origin to the earlier of two, for what is not stationary.
+        Processes that approximate a squared exponential have that covariance, or their own with
+        `of_form`. `since` is the time from the origin to the earlier of two, for what is not
+        stationary.
         Correlations at rates that do not move are kept in `known`, for these lags; derivatives in
         such are None.
         """
         if not self.primitives:
             return np.full_like(lags, self.variance), [], []
-        values, slopes = zip(*self._correlations(lags, since, known), strict=True)
+        found = self._correlations(lags, since, known, of_form)
+        values, slopes = zip(*found, strict=True)
         shaped = {i: self.primitives[i].shape_slope(self.rates[i] * lags) for i in self._shaped}
         others = [[*values[:i], *values[i + 1 :]] for i in range(len(values))]
         return (
@@ -129,15 +134,19 @@ class Block:
         )
 
     def _correlations(
-        self, lags: np.ndarray, since: np.ndarray | None, known: dict[Any, np.ndarray] | None
+        self,
+        lags: np.ndarray,
+        since: np.ndarray | None,
+        known: dict[Any, np.ndarray] | None,
+        of_form: bool,
     ) -> Iterator[tuple[np.ndarray, np.ndarray | None]]:
         """Of each factor, with its derivative in the log rate where that moves."""
         for p, r, moves in zip(self.primitives, self.rates, self.moving[1:], strict=True):
             if not moves and known is not None and (p, r) in known:
                 yield known[p, r], None
                 continue
-            at = r * lags
-            k, slope = p.correlation(at) if since is None else p.covariance(at, r * since)
+            at, start = r * lags, None if since is None else r * since
+            k, slope = p.own(at, start) if of_form else p.intended(at, start)
             if not moves and known is not None and not p.has_shape:
                 known[p, r] = k
             yield k, slope if moves else None

@@ -47,6 +47,7 @@ class Primitive(ABC):
     is_stationary = True  # else P0 is the covariance at the origin of time
     has_shape = False  # a parameter besides the rate: `at` a number, the process
     decay = 1.0  # F(r) is exp(-decay r) times a polynomial or a rotation
+    is_approximate = False  # of the covariance that is `intended`
     degree: int | None = None  # of the polynomial; None where there is none, nor `fill_lags`
 
     def __init__(self, name: str, feedback: list, noise: list, stationary: list) -> None:
@@ -76,6 +77,14 @@ class Primitive(ABC):
     def covariance(self, r: np.ndarray, start: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """k of places `start` after the origin and r later, and its slope in log rate."""
         return self.correlation(r)
+
+    def own(self, r: np.ndarray, start: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
+        """`covariance`, or without a start `correlation`."""
+        return self.correlation(r) if start is None else self.covariance(r, start)
+
+    def intended(self, r: np.ndarray, start: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
+        """The same of the kernel that the process stands for, which it may approximate."""
+        return self.own(r, start)
 
     def fill_lags(self, r: Tensor, ahead: Tensor, back: Tensor) -> None:
         """Write ``H F(r)`` and ``F(r)^-1 P0 H'``, (d, m) each, for r (m,) not negative."""

@@ -55,6 +55,7 @@ from torch import Tensor
 from skgp.linalg.runtime import constant_like
 from skgp.linalg.small_matrices import matmul
 
+from .defaults import NUGGET
 from .sde_processes import Primitive
 
 
@@ -67,6 +68,7 @@ class Rational(Primitive):
     variance. Cost of a transition: products of a (d^2, K) with a (K, m) matrix, K up to about 40.
     """
 
+    is_approximate = True
     # r up to which transitions are power series, at equal digits, and from which on they are sums
     # over the poles: there Q is nearly P0
     switch, settled = 1.25, 1.25  # mathematical
@@ -138,6 +140,15 @@ class Rational(Primitive):
         waves = np.concatenate([decay * phase.cos().numpy(), decay * phase.sin().numpy()])
         value = np.tensordot(self._weights, waves, 1)
         return value, r * np.tensordot(np.append(b * v - a * u, -a * v - b * u), waves, 1)
+
+    def intended(self, r: np.ndarray, start: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
+        """exp(-r^2 / 2), and what rounding leaves uncertain at r = 0.
+
+        The eigenvalues fall below the rounding of the greatest whatever the noise.
+        """
+        square = r * r
+        k = np.exp(-0.5 * square)
+        return k + NUGGET * (r == 0), -square * k
 
     def fill(self, r: Tensor, F: Tensor, Q: Tensor) -> None:
         """By power series below the switch, by waves where settled, by compositions in between."""

@@ -113,7 +113,7 @@ class SeriesParts:
             _constant(max(each, 1e-5 * self.variance)) * Cosine(period / j, "fixed")
             for j, each in variances.items()
         ]
-        drift = Matern(2 * self.span, (2 * period, 1e3 * self.span), nu=0.5)
+        drift = Matern(2 * self.span, (2 * period, 1e6 * self.span), nu=0.5)
         return total(harmonics) * drift
 
 

@@ -75,7 +75,13 @@ from skgp.inference.markov.terms import Terms
 from skgp.learning.defaults import LEAST_EFFECT
 from skgp.learning.markov.averaging import averaged
 from skgp.learning.markov.choice import choose_kernel, settle
-from skgp.learning.markov.defaults import CHOICE_ITER, FEW_ADDITIVE_ROWS, PRIOR_START_NOISE
+from skgp.learning.markov.defaults import (
+    ADDITIVE_TOL,
+    CHOICE_ITER,
+    FEW_ADDITIVE_ROWS,
+    PRIOR_START_NOISE,
+    SITES_TOL,
+)
 from skgp.learning.markov.ends import averaged_state, state_of
 from skgp.learning.markov.minibatch import MinibatchElbo, fit_minibatches
 from skgp.learning.markov.objectives import (
@@ -311,7 +317,8 @@ def fit_additive(
         rows = DistinctRows.of(X, y=y, **given)
         sharp = gaussian and _is_sharp(kernels, rows, likelihood, search.get("parameters"))
         if sharp or rows.x.shape[1] <= len(bins.values):
-            objective = RowsEvidence(rows) if gaussian else RowsElbo(rows, likelihood)
+            tol = max(ADDITIVE_TOL, SITES_TOL * search.get("tol", 0.0))
+            objective = RowsEvidence(rows) if gaussian else RowsElbo(rows, likelihood, tol=tol)
             return _climb(kernels, objective, likelihood, **search)
     if gaussian:
         statistics = AdditiveStatistics.empty(bins, origin=float(y.mean()))

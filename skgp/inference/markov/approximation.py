@@ -12,6 +12,7 @@ so that it is E beside the noise that counts, not E beside the variance of f.
 
 import math
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -21,6 +22,8 @@ from skgp.kernels import gram
 from skgp.kernels.expression import summands
 from skgp.kernels.sde import StateSpace, state_space
 
+_APART = np.finfo(float).tiny  # mathematical: at 0 dense covariances have what rounding adds
+
 
 def evidence_error(form: StateSpace, series: Series, noise: float) -> float:
     """Error of the evidence in nats, of Gaussian noise, at the kernel's own hyper-parameters.
@@ -28,7 +31,9 @@ def evidence_error(form: StateSpace, series: Series, noise: float) -> float:
     The root of E[Delta^2], or the size of Delta if that is larger, on the densest stretch of some
     consecutive times, taken for all: O(256^3). 0 for kernels with an exact form.
     """
-    if form.is_exact:
+    with_terms = getattr(series, "features", None) is not None  # predicted by the filter
+    dense = not with_terms and series.lags_of(form.at()) is not None
+    if form.is_exact or (dense and form.slopes is not None):  # RBF among what is exact
         return 0.0
     times, n = series.times.cpu(), len(series.times)
     m = min(n, ERROR_ROWS)
@@ -36,7 +41,7 @@ def evidence_error(form: StateSpace, series: Series, noise: float) -> float:
     last = int(ends[(times[ends] - times[ends - m + 1]).argmin()])
     part = slice(last - m + 1, last + 1)
     counts = series.counts[part].cpu()
-    K, E = _covariance_and_error(form, times[part])
+    K, E = _covariance_and_error(form, times[part], of_form=not dense)
     C = K + torch.diag(noise / counts.clamp(min=torch.finfo(counts.dtype).tiny))
     C.diagonal().add_(LEAST_NOISE_SHARE * K.diagonal())
     L, failed = torch.linalg.cholesky_ex(C)
@@ -51,8 +56,10 @@ def evidence_error(form: StateSpace, series: Series, noise: float) -> float:
     return max(math.sqrt(v + v * v / 4), abs(shift))
 
 
-def _covariance_and_error(form: StateSpace, times: Tensor) -> tuple[Tensor, Tensor]:
-    """K (m, m) of the kernel, and that of the form less K."""
+def _covariance_and_error(
+    form: StateSpace, times: Tensor, *, of_form: bool
+) -> tuple[Tensor, Tensor]:
+    """K (m, m) of the kernel, and what inference takes for it less K: of the form, or dense."""
     table = Lags.between(times.diff(prepend=times[:1])).tables[0]
     parts, m = summands(form.kernel), len(times)
     K, error = times.new_zeros(m, m), times.new_zeros(m, m)
@@ -61,6 +68,7 @@ def _covariance_and_error(form: StateSpace, times: Tensor) -> tuple[Tensor, Tens
         exact = gram(part, times[:, None])
         K += exact
         if not own.is_exact:
-            approximate, _ = own.at().covariance(table.lags)
+            lags = np.maximum(table.lags, _APART)
+            approximate, *_ = own.at().covariance(lags, of_form=of_form)
             error += torch.from_numpy(approximate.take(table.pairs)) - exact
     return K, error

@@ -22,7 +22,7 @@ from skgp.inference.markov.before_origin import (
     until_origin,
 )
 from skgp.inference.markov.conditional_chain import chain_products, sample_chain
-from skgp.inference.markov.passes import Filtered, Gaussian, Visitor
+from skgp.inference.markov.passes import Filtered, Gaussian, Model, Visitor
 from skgp.inference.markov.series import Steps
 from skgp.inference.markov.smoother import Smoother
 from skgp.kernels.sde import Dynamics
@@ -55,12 +55,23 @@ class Posterior:
         if bool((x.diff() < 0).any()):
             raise ValueError("x must be in rising order: sort the times and their sites together.")
         self._dynamics, self.times, self._beta, self._weight = dynamics, x, beta, weight
-        self._smoother = Smoother(dynamics, dynamics.gaps(x), beta, weight)
-        self._model = self._smoother.model
         self._kept: list[_Run] | None = None
+        self._prepare()
+
+    def _prepare(self) -> None:
+        """Run through the series, where that is kept or may fail."""
         if self._smoother.has_negative_weights or self._fits:
             for _ in self._runs():
                 pass
+
+    @cached_property
+    def _smoother(self) -> Smoother:
+        gaps = self._dynamics.gaps(self.times)
+        return Smoother(self._dynamics, gaps, self._beta, self._weight)
+
+    @property
+    def _model(self) -> Model:
+        return self._smoother.model
 
     @property
     def _fits(self) -> bool:

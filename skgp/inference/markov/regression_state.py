@@ -11,6 +11,7 @@ from skgp.inference.markov.filtering import FilterEnd, forecast_moments, running
 from skgp.inference.markov.posterior import Posterior, time_before
 from skgp.inference.markov.regression import RegressionPosterior, RegressionSeries
 from skgp.inference.markov.series import Series
+from skgp.inference.markov.short_posterior import posterior_of
 from skgp.inference.markov.states import SeriesState
 from skgp.inference.markov.terms import Terms
 from skgp.kernels.sde import Dynamics
@@ -46,7 +47,7 @@ class RegressionState(SeriesState):
         centre, Psi = centres(self.beta, weight), self.features * scales
         C = torch.cat([centre[:, None], Psi], 1)
         found = RegressionPosterior(columns, Psi, centre, weight, self.terms.sizes)
-        process = Posterior(dynamics, times, weight * (centre - Psi @ found.u), weight)
+        process = posterior_of(dynamics, times, weight * (centre - Psi @ found.u), weight)
         states = found.states
         assert isinstance(states, ColumnStates)
         return _Known(dynamics, process, columns, C, found, states, scales)

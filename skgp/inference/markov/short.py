@@ -12,6 +12,7 @@ however short the series. It keeps fewer digits where the weights are large (see
 `DensePrior.suits`).
 """
 
+import math
 from collections.abc import Sequence
 from functools import cached_property, reduce
 from typing import Any
@@ -47,11 +48,14 @@ class DensePrior:
         #: Of each parameter, the derivative of k and its table; None where it does not move.
         self._slopes = by_variance + by_rate + by_shape
         self.K = self._square(values)  # (m, m)
+        self._most, self._rough = MAX_RATIO, ROUGH_RATIO
+        if dynamics.is_approximate:  # the other route loses more
+            self._most = self._rough = math.inf
 
     def suits(self, weight: np.ndarray, *, rough: bool = False) -> bool:
         """Whether weights (m,) are neither negative nor large; larger where `rough` values do."""
         largest = weight.max() * self.K.diagonal().max()
-        return bool(weight.min() >= 0 and largest <= (ROUGH_RATIO if rough else MAX_RATIO))
+        return bool(weight.min() >= 0 and largest <= (self._rough if rough else self._most))
 
     def contract(self, bar: np.ndarray) -> np.ndarray:
         """``<bar, dK/dp> / 2``, (q,), of a symmetric matrix (m, m): its upper half is read.
@@ -161,6 +165,11 @@ class DensePosterior:
     def spread(self) -> float:
         """The trace of V Omega, which is that of I - B^-1."""
         return float((1.0 - self._inverse.diagonal()).sum())
+
+    def given(self, across: np.ndarray, var: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Mean and variance (k,) of f at places of covariances (k, m) and prior variances (k,)."""
+        half, _ = lapack.dtrtrs(self._L, (across * self._root).T, lower=True)
+        return across @ self._alpha, np.maximum(var - np.einsum("ij,ij->j", half, half), 0.0)
 
     def misfit(self, centre: Tensor) -> float:
         """As of `Evidence`."""

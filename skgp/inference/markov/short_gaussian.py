@@ -34,6 +34,7 @@ class ShortCovariance:
 
     def __init__(self, dynamics: Dynamics, lags: Lags) -> None:
         blocks = [block for _, block in dynamics.blocks]
+        self.is_approximate = dynamics.is_approximate
         m, end = len(lags.pairs), len(blocks)
         static, known, fixed = list[int](), list[np.ndarray](), np.zeros((m, m))
         rated: list[list[tuple[int, slice, Block]]] = [[] for _ in lags.tables]
@@ -238,6 +239,7 @@ class ShortSeries:
         squares: float,
     ) -> None:
         self.covariance, self.counts = covariance, counts
+        self._most = math.inf if covariance.is_approximate else ROUGH_RATIO
         self._c, self._within, self._squares = c, len(c) - total, squares
         self._constant = total * math.log(2 * math.pi)
         self._total = total
@@ -252,4 +254,4 @@ class ShortSeries:
         # The rest of the slope in the log noise: that of noise alone, and within equal times.
         rest = -0.5 * constant, 0.5 * (self._within + scaled)
         found = ShortEvidence(self.covariance.at(parameters), noise / self.counts, self._c, *rest)
-        return found if found.ratio <= ROUGH_RATIO else None
+        return found if found.ratio <= self._most else None

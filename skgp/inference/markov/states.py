@@ -13,6 +13,7 @@ zeros is exact.
 
 import math
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,7 @@ from skgp.inference.markov.inducing import draw_jointly, fit_inducing, shortest_
 from skgp.inference.markov.knots import Chain, PairPosterior, PairSites, infer_pairs
 from skgp.inference.markov.posterior import Posterior
 from skgp.inference.markov.series import Series
+from skgp.inference.markov.short_posterior import posterior_of
 from skgp.inference.markov.sites import fit_sites
 from skgp.kernels.sde import Dynamics, StateSpace, state_space
 from skgp.likelihoods import Likelihood
@@ -36,9 +38,7 @@ class LazyState(TensorState):
     """What predictions need is worked out at the first of them and is not pickled."""
 
     def _lasting(self) -> dict[str, Any]:
-        lasting = super()._lasting()
-        lasting.pop("_known", None)
-        return lasting
+        return {k: v for k, v in super()._lasting().items() if k not in ("_known", "form")}
 
     @property
     def posterior(self) -> Any:
@@ -62,13 +62,13 @@ class SeriesState(LazyState):
     offset: float = 0.0  # prior mean of f
     tolerance: float | None = None  # of the state-space form
 
-    @property
+    @cached_property
     def form(self) -> StateSpace:
         """The kernel in state space."""
         return state_space(self.kernel, tolerance=self.tolerance)
 
     def _infer(self) -> Posterior:
-        return Posterior(self.form.at(), self.times, self.beta, self.weight)
+        return posterior_of(self.form.at(), self.times, self.beta, self.weight)
 
     def mean(self, x: Tensor) -> Tensor:
         """Mean of f at any times, (n,)."""

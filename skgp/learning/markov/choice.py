@@ -40,6 +40,7 @@ from skgp.learning.markov.defaults import (
     N_SCORED,
     N_STRETCHES,
     OUTLOOK,
+    PAST_NATS,
     ROWS_A_PARAMETER,
     SCALES,
     SERIES_SCALE_ROWS,
@@ -77,7 +78,8 @@ def choose_kernel(
         return list(processes) if few else [_PARTS[kind](series, most) for series in processes]
 
     whole = make_objective(processes)
-    first, *others = _affordable(kernels, n_rows * min(1.0, likelihood.information))
+    affordable = _affordable(kernels, n_rows * min(1.0, likelihood.information))
+    first, *others = map(Component, affordable)
     if n_rows <= 2 * SERIES_SCALE_ROWS:
         kind, best = (
             "all",
@@ -95,6 +97,8 @@ def choose_kernel(
     objective = whole if n_rows <= 2 * CHOICE_ROWS else make_objective(part(kind, CHOICE_ROWS))
     searches: list[Search] = []
     for number, component in enumerate([best.components[0], *others]):
+        if _is_past_the_best(component, searches):
+            continue
         if kind == "all" and not number:  # it has climbed there
             searches.append(best)
         else:
@@ -106,6 +110,24 @@ def choose_kernel(
         if callback is not None and callback(number, {"loss": -searches[-1].value}):
             break
     return max(searches, key=_akaike)
+
+
+def _is_past_the_best(component: Component, searches: Sequence[Search]) -> bool:
+    """Whether kernels of as many hyper-parameters got worse on the way to its smoothness.
+
+    The evidence rises and falls once with the number of states.
+    """
+    peers = [
+        (each.components[0].form.n_states, each.value)
+        for each in searches
+        if len(each.components[0].theta) == len(component.theta)
+    ]
+    own = component.form.n_states
+    return any(
+        (own - a) * (a - b) > 0 and of_b > of_a + PAST_NATS
+        for a, of_a in peers
+        for b, of_b in peers
+    )
 
 
 def _akaike(search: Search) -> float:
@@ -120,11 +142,10 @@ _PARTS: dict[str, Callable[[Series, int], Series]] = {
 }
 
 
-def _affordable(kernels: Sequence[Any], n_rows: float) -> list[Component]:
+def _affordable(kernels: Sequence[Any], n_rows: float) -> list[Any]:
     """The first kernel, and those whose hyper-parameters so many rows can tell."""
     first, *others = kernels
-    others = [kernel for kernel in others if ROWS_A_PARAMETER * n_dims_of(kernel) <= n_rows]
-    return [Component(kernel) for kernel in (first, *others)]
+    return [first, *(each for each in others if ROWS_A_PARAMETER * n_dims_of(each) <= n_rows)]
 
 
 def _value(search: Search, objective: Objective, likelihood: Likelihood) -> float:

@@ -29,6 +29,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
+import numpy as np
 from torch import Tensor
 
 from skgp.inference.markov.series import Series
@@ -47,6 +48,7 @@ from skgp.learning.markov.objectives import Component, GaussianEvidence, Objecti
 from skgp.learning.markov.search import Search
 from skgp.learning.markov.seasons import propose_seasons
 from skgp.likelihoods import Likelihood
+from skgp.linalg.runtime import to_arrays
 
 
 class Structure(NamedTuple):
@@ -142,13 +144,12 @@ class Backgrounds:
 
     def __call__(self, series: Series) -> list[tuple[Dynamics, float]]:
         """Of the series or, where that is long, of its means in cells."""
-        found, n = self.fitted(series), len(series.times)
+        found, n, parts = self.fitted(series), len(series.times), parts_of(series)
         if self._stiff is None:
-            make = replace(parts_of(series), variance=1.0)
+            make = replace(parts, variance=1.0)
             kernels = [make.line() + make.wander_to(each, n) for each in STIFF_CYCLES]
             self._stiff = [state_space(kernel) for kernel in kernels]
-        variance = parts_of(series).variance
-        pairs = [(_scaled(each, variance), variance) for each in self._stiff]
+        pairs = [(_scaled(each, parts.variance), parts.variance) for each in self._stiff]
         return [(found.components[0].dynamics(), float(found.parameters[0].exp())), *pairs]
 
     def fitted(self, series: Series) -> Search:
@@ -177,12 +178,11 @@ def _without(found: Search, n_parts: int) -> Search:
 
 def parts_of(series: Series) -> SeriesParts:
     """Kernels in the units of a series."""
-    times, values = series.times, series.totals / series.counts
-    gaps = times.diff()
-    gaps = gaps[gaps > 0]
+    times, values = to_arrays(series.times, series.totals / series.counts)
+    gaps = np.sort(np.diff(times))
     return SeriesParts(
         start=float(times[0]),
         span=float(times[-1] - times[0]),
-        gap=float(gaps.median()) if len(gaps) else 0.0,
-        variance=float(values.var(correction=0)) or 1.0,
+        gap=float(gaps[(len(gaps) - 1) // 2]) if len(gaps) else 0.0,
+        variance=float(values.var()) or 1.0,
     )

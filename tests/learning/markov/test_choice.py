@@ -9,6 +9,7 @@ from sklearn.gaussian_process.kernels import RBF, ConstantKernel, Matern
 
 from skgp.inference.markov.series import make_series
 from skgp.kernels import Cosine, LocalLinearTrend
+from skgp.learning.markov import choice
 from skgp.learning.markov.choice import SeriesLoss, plain_climb, promised_gain, short_climb
 from skgp.learning.markov.defaults import CHOICE_ITER, CHOICE_NATS, CHOICE_TOL, FISHER_RIDGE
 from skgp.learning.markov.objectives import Component, GaussianEvidence
@@ -121,7 +122,8 @@ def test_short_searches_end_where_long_ones_do(name):
 
 
 def test_a_search_that_cannot_win_ends_early():
-    objective, component = problem(), Component(KERNELS["rbf"])
+    far = Component(KERNELS["rbf"])
+    objective, component = problem(), far.at(far.scaled(torch.tensor([2.0]).double())[0])
     whole = short_climb(component, objective, LIKELIHOOD)
     early = short_climb(component, objective, LIKELIHOOD, worth=whole.value + 500.0)
     assert early.n_iter == 3 < whole.n_iter
@@ -187,3 +189,23 @@ def test_what_a_part_promises_is_about_what_it_gains():
     nothing = GaussianEvidence(make_series(columns[0], torch.from_numpy(rng.standard_normal(n))))
     first = short_climb(Component(trend), nothing, LIKELIHOOD)
     assert promised_gain(first, Component(part), nothing) < 3.0
+
+
+def test_kernels_past_the_best_are_not_searched(monkeypatch):
+    """Where a rougher kernel is worse by nats, none still rougher is tried."""
+    x = np.linspace(0, 10, 80)
+    y = np.sin(2 * x) + 1e-3 * np.random.default_rng(0).standard_normal(80)
+    series = make_series(torch.tensor(x), torch.tensor(y))
+    tried, search = [], choice.short_climb
+
+    def recorded(component, *given):
+        tried.append(getattr(component.kernel.k2, "nu", math.inf))
+        return search(component, *given)
+
+    monkeypatch.setattr(choice, "short_climb", recorded)
+    kernels = [ConstantKernel(1.0) * Matern(1.0, nu=nu) for nu in (1.5, 2.5, 0.5)]
+    kernels.append(ConstantKernel(1.0) * RBF(1.0))
+    best = choice.choose_kernel(
+        kernels, lambda each: GaussianEvidence(each[0]), [series], LIKELIHOOD
+    )
+    assert tried == [1.5, 2.5, np.inf] and isinstance(best.kernel.k2, RBF)

@@ -45,7 +45,7 @@ def fitted(kernel, x, y, noise):
     [1.3 * RBF(0.8), RBF(2.0) * Matern(1.5, nu=0.5), RBF(1.1) + 0.5 * Matern(3.0, nu=1.5)],
     ids=str,
 )
-@pytest.mark.parametrize("n", [80, 300])  # by one Cholesky factor, and by the smoother
+@pytest.mark.parametrize("n", [80, 410])  # by one Cholesky factor, and by the smoother
 def test_evidence_of_rbf_equals_the_dense_one(n, kernel, noise):
     x, y, dense = drawn(kernel, n, noise)
     with warnings.catch_warnings():
@@ -54,7 +54,14 @@ def test_evidence_of_rbf_equals_the_dense_one(n, kernel, noise):
     assert abs(fit.value - dense) < 0.01
 
 
-def test_states_follow_the_noise():
+@pytest.fixture
+def by_the_filter(monkeypatch):
+    """As if the series were long."""
+    monkeypatch.setattr("skgp.inference.markov.series.MAX_TIMES", 0)
+    monkeypatch.setattr("skgp.inference.markov.series.MOST_TIMES", 0)
+
+
+def test_states_follow_the_noise(by_the_filter):
     kernel = RBF(0.8)
     sizes = []
     for noise in (1.0, 1e-3, 1e-8):
@@ -63,7 +70,7 @@ def test_states_follow_the_noise():
     assert sizes[0] == 6 < sizes[1] < sizes[2]
 
 
-def test_predictions_use_the_refined_form():
+def test_predictions_use_the_refined_form(by_the_filter):
     kernel, noise = RBF(0.8), 1e-6
     x, y, _ = drawn(kernel, 150, noise)
     new = torch.linspace(1, 14, 40, dtype=torch.float64)
@@ -76,7 +83,7 @@ def test_predictions_use_the_refined_form():
     assert (var - expected_var).abs().max() < 0.05 * noise
 
 
-def test_evidence_error_is_that_of_drawn_series():
+def test_evidence_error_is_that_of_drawn_series(request):
     kernel, noise, errors = RBF(0.8), 1e-3, []
     form = state_space(kernel)
     for seed in range(20):
@@ -85,6 +92,8 @@ def test_evidence_error_is_that_of_drawn_series():
         C = torch.from_numpy(K) + noise * torch.eye(len(x))
         found = torch.distributions.MultivariateNormal(torch.zeros_like(y), C).log_prob(y)
         errors.append(float(found) - dense)
+    assert evidence_error(form, make_series(x, y), noise) == 0  # by one factor of the covariance
+    request.getfixturevalue("by_the_filter")
     stated = evidence_error(form, make_series(x, y), noise)
     assert 0.4 < stated / np.std(errors) < 2.5
     beside_a_trend = state_space(kernel + LocalLinearTrend(1e-9, 10.0, 1.0, origin=-1.0))
@@ -105,7 +114,7 @@ def test_exact_forms_and_harmonics_are_left_alone():
     assert fitted(ExpSineSquared(1.5, 3.0), x, y, 1e-1).states[0].tolerance is None
 
 
-def test_a_search_with_a_finer_form_does_not_lose_what_was_found():
+def test_a_search_with_a_finer_form_does_not_lose_what_was_found(by_the_filter):
     t = np.arange(135.0)
     y = np.exp(t / 30)
     y = torch.tensor((y - y.mean()) / y.std())
@@ -114,3 +123,32 @@ def test_a_search_with_a_finer_form_does_not_lose_what_was_found():
     with pytest.warns(NumericalWarning, match="may be off by"):
         fit = fit_series([kernel], [series], Gaussian(1e-4, bounds=(1e-10, 10.0)), offsets=[0.0])
     assert fit.value > 1000  # of noise alone -192
+
+
+@pytest.mark.parametrize("n", [40, 150])
+@pytest.mark.parametrize(
+    "function", [lambda x: np.sin(2 * x) + np.exp(-0.1 * (x - 5) ** 2), lambda x: np.exp(x / 3)]
+)
+def test_short_series_without_noise_have_the_dense_process_of_rbf(function, n):
+    """The search ends where a dense process has as much evidence; predictions are its own."""
+    x = np.sort(np.random.default_rng(n).uniform(0, 10, n))
+    y = function(x)
+    scale = y.std()
+    y = (y - y.mean()) / scale
+    kernel, series = (
+        ConstantKernel(1.0) * RBF(1.0, (1e-3, 1e3)),
+        make_series(*map(torch.tensor, (x, y))),
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", NumericalWarning)
+        fit = fit_series([kernel], [series], Gaussian(1e-4, bounds=(1e-10, 1.0)), offsets=[0.0])
+    state, noise = fit.states[0], float(fit.parameters.exp())
+    K = state.kernel(x[:, None]) + noise * np.eye(n)
+    K.flat[:: n + 1] += 1e-13 * K[0, 0]  # what rounding leaves uncertain
+    L = np.linalg.cholesky(K)
+    z = np.linalg.solve(L, y)
+    dense = -0.5 * z @ z - np.log(np.diag(L)).sum() - 0.5 * n * np.log(2 * np.pi)
+    assert fit.value == pytest.approx(dense, abs=0.5)
+    new = np.linspace(1, 9, 50)
+    found = state.moments(torch.tensor(new))[0].numpy() * scale
+    assert np.abs(found - (function(new) - function(x).mean())).max() < 3e-4 * scale
