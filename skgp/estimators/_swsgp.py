@@ -20,6 +20,7 @@ from skgp.estimators.defaults import SWSGP_EXACT_ROWS, SWSGP_FULL_ROWS
 from skgp.inference.defaults import LOCAL_JITTER
 from skgp.kernels.expression import split_noise
 from skgp.learning.local.hyperparameters import search_hyperparameters
+from skgp.learning.sparse.few_rows import search_by_evidence
 from skgp.linalg.runtime import to_arrays
 
 
@@ -337,13 +338,19 @@ class SWSGPRegressor(SWSGPMixin, LikelihoodGPRegressor, StreamingGPRegressor):
         given = self._projected(data, data.y.reshape(len(data), -1).numpy(), backend)
         data = merged(given, backend.device, replicates=self._is_gaussian)
         self.history_ = {"hyperparameters": []}
-        kernel, white = self._learn_kernel(session, given, data, backend)
+        rows = self._rows(data, backend)
+        offset = np.array([self._offset(float(rows.weighted_sum(rows.y)), rows.exposure)])
+        kernel, white, rival = self._learn_kernel(session, given, data, offset, backend)
         with session.stage("solve", max_iter=self.max_iter) as callback:
-            rows = self._rows(data, backend)
-            likelihood = self._make_likelihood(white)
-            offset = np.array([self._offset(float(rows.weighted_sum(rows.y)), rows.exposure)])
             self._fit_variational(
-                kernel, likelihood, rows, offset, backend, callback, blocks=blocks
+                kernel,
+                self._make_likelihood(white),
+                rows,
+                offset,
+                backend,
+                callback,
+                blocks=blocks,
+                rival=rival,
             )
         state = self._posterior.state
         kernel, parameters = state.kernel, state.likelihood.cpu()
@@ -365,26 +372,36 @@ class SWSGPRegressor(SWSGPMixin, LikelihoodGPRegressor, StreamingGPRegressor):
         return replace(data, y=data.y[:, None], scatter=None).to(backend.dtype)
 
     def _learn_kernel(
-        self, session: FitSession, given: Data, data: Data, backend: Backend
-    ) -> tuple[Kernel, WhiteKernel]:
-        """Return the kernel of f and the noise that goes with it, learned if they are to be."""
+        self,
+        session: FitSession,
+        given: Data,
+        data: Data,
+        offset: np.ndarray,
+        backend: Backend,
+    ) -> tuple[Kernel, WhiteKernel, Kernel | None]:
+        """Return the kernel of f, the noise that goes with it, and a rival for held-out data.
+
+        Counts have a kernel of the greatest evidence of some of them. That of numbers in their
+        place, from all, is its rival where not every observation is a neighbour of all others.
+        """
         if self._keeps_kernel(data):
             signal, white = split_noise(self.kernel_)
-            return signal, white or WhiteKernel()
+            return signal, white or WhiteKernel(), None
         kernels = self._kernels(*arrays(given))
         if not self._learns:
-            return split_noise(kernels[0])
+            return *split_noise(kernels[0]), None
+        model = data, self._make_likelihood(WhiteKernel())
         with session.stage("hyperparameters") as callback:
-            found = search_hyperparameters(
-                kernels,
-                data,
-                self._make_likelihood(WhiteKernel()),
-                generator=backend.generator(),
-                jitter=LOCAL_JITTER,
-                callback=callback,
-            )
+            told: dict = {"generator": backend.generator(), "callback": callback}
+            signals = [split_noise(kernel)[0] for kernel in kernels]
+            likeliest = search_by_evidence(signals, *model, backend.tensor(offset), **told)
+            if likeliest is not None and len(data) <= SWSGP_FULL_ROWS:
+                self.history_["hyperparameters"] = likeliest.history
+                return likeliest.kernel, WhiteKernel(), None
+            found = search_hyperparameters(kernels, *model, jitter=LOCAL_JITTER, **told)
         self.history_["hyperparameters"] = found.history
-        return split_noise(found.kernel)
+        signal, white = split_noise(found.kernel)
+        return (signal, white, None) if likeliest is None else (likeliest.kernel, white, signal)
 
     def _few_points(self, n_latent: int) -> int:
         return SWSGP_EXACT_ROWS if self._is_gaussian else SWSGP_FULL_ROWS

@@ -223,6 +223,7 @@ class SWSGPMixin(ProjectionMixin):
         callback: Callable[[int, dict], bool],
         *,
         blocks: MappedBlocks | None = None,
+        rival: Kernel | None = None,
     ) -> None:
         """Fit q(u) to `data`, or to blocks of which they are some; keep what both estimators do."""
         self._reads_blocks = blocks is not None
@@ -233,7 +234,7 @@ class SWSGPMixin(ProjectionMixin):
         if start is not None and self.kl_weight == "auto":
             share = len(Z) / self.n_neighbors_
             settings = replace(settings, kl_weight=self._kl_factor * share)
-        settings = replace(settings, polish=self._polishes(len(Z), len(data)))
+        settings = replace(settings, polish=self._polishes(len(Z), len(data)), rival=rival)
         given: Data | MappedBlocks = data
         if blocks is not None:
             seen = partial(_seen, projection=self._projection, to=(backend.device, backend.dtype))

@@ -452,3 +452,14 @@ def test_kriging_is_an_alias_of_the_vecchia_estimators(data, X_new):
 def test_kriging_takes_no_stream(make, data):
     with pytest.raises(ValueError, match="partial_fit needs method='variational', got 'kriging'"):
         make(method="kriging").partial_fit(data[0], data[1] > 0)
+
+
+def test_counts_of_unlike_exposures_tell_the_rate(rng):
+    """Numbers in the place of counts near 0 say little, by which no length scale was found."""
+    X, exposure = rng.normal(size=(150, 2)), np.exp(1 + 2 * rng.normal(size=150))
+    X_new = rng.normal(size=(200, 2))
+    y = rng.poisson(exposure * 0.2 * np.exp(X[:, 0]))
+    model = SWSGPRegressor(likelihood="poisson", random_state=0).fit(X, y, exposure=exposure)
+    error = np.log(model.predict(X_new)) - np.log(0.2) - X_new[:, 0]
+    assert np.sqrt(np.mean(error**2)) < 0.2
+    assert len(model.history_["hyperparameters"]) > 1

@@ -317,6 +317,16 @@ def test_rows_held_out_are_no_inducing_points(kind, all_rows, monkeypatch):
     assert {tuple(x) for x in prior.data.X.tolist()} == {tuple(x) for x in rows.X.tolist()}
 
 
+@pytest.mark.parametrize("name", ["counts", "labels"])
+def test_a_rival_is_taken_where_it_predicts_rows_held_out_better(name):
+    smooth, rough = (KERNEL.k1 * RBF([scale] * 2, "fixed") for scale in (0.8, 0.01))
+    found = fit(name, Settings(n_neighbors=6), kernel=smooth)
+    for kernel, rival in ((smooth, rough), (rough, smooth)):
+        other = fit(name, Settings(n_neighbors=6, rival=rival), kernel=kernel)
+        assert other.state.kernel == found.state.kernel
+        assert other.elbo == pytest.approx(found.elbo)
+
+
 def test_split_prefers_rows_and_holds_out_enough():
     generator = torch.Generator().manual_seed(0)
     preferred = torch.zeros(1000, dtype=torch.bool)

@@ -11,7 +11,9 @@ counts, others     numbers that stand for f, of known precisions up to a factor
                    (:mod:`skgp.learning.latent_numbers`)
 =================  ========================================================================
 
-q(u) is cheap given these.
+Small counts and those of unlike exposures resemble no such numbers: the greatest evidence of some
+of them (:func:`skgp.learning.sparse.few_rows.search_by_evidence`) is a rival, and alone where all
+are each other's neighbours. q(u) is cheap given these.
 Without Gaussian noise the amplitude is chosen once more, by rows held out
 (:mod:`skgp.learning.local.prior`), and Student-t noise learned along with q(u)
 (:mod:`skgp.models.swsgp`).

@@ -48,7 +48,7 @@ from skgp.learning.local.defaults import (
     TRIAL,
     TRIAL_ITER,
 )
-from skgp.learning.selection import choose, held_out_rows, stratum, while_falling
+from skgp.learning.selection import choose, held_out_rows, improves, stratum, while_falling
 from skgp.likelihoods import Bernoulli
 from skgp.likelihoods.base import Likelihood
 from skgp.linalg.runtime import Callback
@@ -74,6 +74,7 @@ class Settings:
     learning_rate: float | None = None  # of Adam
     batch_size: int = 256  # of Adam
     validation_fraction: float = 0.1  # of rows held out; no fewer than 500 or a third
+    rival: Any = None  # a kernel that is taken if it predicts rows held out better
 
     @property
     def moves_inducing(self) -> bool:
@@ -135,37 +136,27 @@ def find_prior(
 ) -> Prior:
     """Choose amplitude, KL weight and coupling; the prior given where there is nothing to choose.
 
-    Arguments as of :func:`~skgp.models.swsgp.fit_swsgp`; the callback is called after each trial,
-    and True ends the search.
+    And the kernel, where `settings` name a rival. Arguments as of
+    :func:`~skgp.models.swsgp.fit_swsgp`; the callback is called after each trial, and True ends the
+    search.
     """
     likelihood = likelihood.with_parameters(likelihood.initial(Z))
-    learn = settings.learn_hyperparameters
-    amplitudes = amplitude_range(kernel) if learn else (1.0, 1.0)
+    learn, rival = settings.learn_hyperparameters, settings.rival
     learn_kl = learn and settings.kl_weight is None and settings.n_neighbors < len(Z)
-    free = learn_kl or amplitudes[1] > amplitudes[0] or data.y.shape[1] > 1
+    low, high = amplitude_range(kernel) if learn else (1.0, 1.0)
+    free = learn_kl or high > low or data.y.shape[1] > 1 or rival is not None
     if likelihood.is_gaussian or not free or len(data) < FEW_ROWS:
         return Prior(kernel, settings.kl_weight, data)
     kept, left_out = split_rows(data.y, settings, generator, position < 0)
     data, own = data.take(torch.cat([kept, left_out])), position[left_out.to(position.device)]
     others = torch.isin(torch.arange(len(Z), device=own.device), own, invert=True)
-    points = Z[others]
-    active, kl_weight = active_sets(kernel, data.X, points, settings), settings.kl_weight
-    kl_weight = len(points) / active.shape[1] if kl_weight is None else kl_weight
-    parts = slice(len(kept)), slice(len(kept), None)
-    tiles = [Tiles(kernel, data.X[part], points, active[part]) for part in parts]
-    keeps_points = len(points) == len(Z)
-    system, everything, rows = _systems(tiles, data, kl_weight, keeps_points)
-    found = choose_prior(
-        system,
-        data.take(parts[0]),
-        rows,
-        data.take(parts[1]),
-        likelihood,
-        offset,
-        amplitudes=amplitudes,
-        kl_weight=kl_weight if learn_kl else 1.0,
-        callback=callback,
-    )
+    split = _Split(data, len(kept), Z[others], bool(others.all()), settings, learn_kl)
+    model = likelihood, offset, callback
+    found, everything, rows, kl_weight = split.tried(kernel, *model)
+    if rival is not None:
+        other = split.tried(rival, *model)
+        if improves(other[0].losses, found.losses, weight=split.held_out.weight):
+            kernel, (found, everything, rows, kl_weight) = rival, other
     factors = found.amplitude, found.kl_factor
     asked = found.kl_factor * len(Z) / min(settings.n_neighbors, len(Z))
     return Prior(
@@ -174,9 +165,48 @@ def find_prior(
         data,
         found.coupling,
         None if everything is None else rescaled(everything, *factors),
-        found.q if keeps_points else _of_all_points(found, rows, own, others, offset),
+        found.q if split.keeps_points else _of_all_points(found, rows, own, others, offset),
         found.history,
     )
+
+
+@dataclass(frozen=True)
+class _Split:
+    """Rows to learn from, and then those held out, for which priors of several kernels compete."""
+
+    data: Data
+    n_learned: int
+    points: Tensor  # (M', d), inducing points that no row held out is
+    keeps_points: bool  # whether these are all
+    settings: Settings
+    learn_kl: bool
+
+    @property
+    def held_out(self) -> Data:
+        return self.data.take(slice(self.n_learned, None))
+
+    def tried(
+        self, kernel, likelihood: Likelihood, offset: Tensor, callback: Callback | None
+    ) -> tuple["Trial", LocalSystem | None, RowWeights, float]:
+        """The prior chosen; the system of all rows, if any; A of those held out; the KL weight."""
+        data, points, settings = self.data, self.points, self.settings
+        active, kl_weight = active_sets(kernel, data.X, points, settings), settings.kl_weight
+        kl_weight = len(points) / active.shape[1] if kl_weight is None else kl_weight
+        parts = slice(self.n_learned), slice(self.n_learned, None)
+        tiles = [Tiles(kernel, data.X[part], points, active[part]) for part in parts]
+        system, everything, rows = _systems(tiles, data, kl_weight, self.keeps_points)
+        found = choose_prior(
+            system,
+            data.take(parts[0]),
+            rows,
+            self.held_out,
+            likelihood,
+            offset,
+            amplitudes=amplitude_range(kernel) if settings.learn_hyperparameters else (1.0, 1.0),
+            kl_weight=kl_weight if self.learn_kl else 1.0,
+            callback=callback,
+        )
+        return found, everything, rows, kl_weight
 
 
 def _systems(

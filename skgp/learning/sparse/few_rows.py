@@ -46,10 +46,12 @@ from skgp.learning.latent_numbers import search_by_numbers
 from skgp.learning.latent_starts import latent_start, latent_structure
 from skgp.learning.search import HyperparameterFit, SearchSettings, fit_hyperparameters
 from skgp.learning.sparse import defaults
-from skgp.learning.sparse.objective import Objective, Problem
+from skgp.learning.sparse.objective import Objective, Problem, Settings
 from skgp.learning.sparse.search import Training, fit_all_rows
 from skgp.likelihoods import Likelihood
+from skgp.linalg.runtime import Callback
 from skgp.optim.bfgs import minimize_lbfgs
+from skgp.optim.stopping import StopRecorder
 
 
 def optimal_posterior(
@@ -232,6 +234,31 @@ def best_evidence(problem: Problem) -> _Evidence:
             history = history + found.history
         found = found._replace(history=history)
     return found
+
+
+def search_by_evidence(
+    kernels: list,  # without noise: one, or several to choose from
+    data: Data,  # y (n,) or (n, c)
+    likelihood: Likelihood,
+    offset: Tensor,  # (c,), prior means
+    *,
+    generator: torch.Generator,
+    callback: Callback | None = None,
+) -> HyperparameterFit | None:
+    """Learn a kernel of f, or the best of several, by the evidence of at most DENSE_ROWS rows.
+
+    None where that is not known (`has_evidence`).
+    """
+    objective = Objective(likelihood, "elbo")
+    if not has_evidence(objective, kernels):
+        return None
+    some = data.some(defaults.DENSE_ROWS, generator)
+    some = replace(some, y=some.y.reshape(len(some), -1))
+    recorder = StopRecorder(callback)
+    settings, points = Settings(), (lambda kernel, M=None: some.X)
+    problem = Problem(kernels, some, objective, settings, points, offset, generator, recorder)
+    found = best_evidence(problem)
+    return HyperparameterFit(found.kernel, history=list(found.history))
 
 
 def _fit_evidence(start: _Evidence, data: Data, centre, problem: Problem) -> _Evidence:
