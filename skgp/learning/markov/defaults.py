@@ -87,6 +87,11 @@ PAST_NATS = 1.0
 #: That a kernel besides the first needs, of a curvature of at most 1: a choice by 60 numbers
 #: predicts better than the first kernel, and one by 320 labels does not yet.
 ROWS_A_PARAMETER = 25
+#: What fewer numbers have to gain, in nats, by a kernel of as many hyper-parameters as the first,
+#: and from how many on. Fifteen kinds of generated series, 42 each of 10 to 55 times: NLPD between
+#: the others (ahead) 1.6 (1.3) less of smooth functions without noise, .003 (.002) more of noisy
+#: ones; with 2 nats .005 more, with none and from 10 times on .05 (.04).
+FEW_NATS, FEWEST_ROWS = 4.0, 10
 #: Of a short gap: below, the rows look like white noise whatever the scale.
 LEAST_SCALE = 0.1
 #: Multiples of the length scale that a start tries.
