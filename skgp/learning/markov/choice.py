@@ -34,6 +34,8 @@ from skgp.learning.markov.defaults import (
     CHOICE_NATS,
     CHOICE_ROWS,
     CHOICE_TOL,
+    FEW_NATS,
+    FEWEST_ROWS,
     FISHER_RIDGE,
     INNER,
     LEAST_SCALE,
@@ -78,8 +80,8 @@ def choose_kernel(
         return list(processes) if few else [_PARTS[kind](series, most) for series in processes]
 
     whole = make_objective(processes)
-    affordable = _affordable(kernels, n_rows * min(1.0, likelihood.information))
-    first, *others = map(Component, affordable)
+    told = n_rows * min(1.0, likelihood.information)
+    first, *others = map(Component, _affordable(kernels, told, likelihood))
     if n_rows <= 2 * SERIES_SCALE_ROWS:
         kind, best = (
             "all",
@@ -96,6 +98,15 @@ def choose_kernel(
         kind, best = max(found, key=lambda pair: _value(pair[1], whole, likelihood))
     objective = whole if n_rows <= 2 * CHOICE_ROWS else make_objective(part(kind, CHOICE_ROWS))
     searches: list[Search] = []
+
+    def cost(component: Component) -> float:
+        """Akaike's, a nat for every hyper-parameter; that of few rows, beyond the first kernel."""
+        few = component.form.kernel is not first.form.kernel and not _tell(told, component.kernel)
+        return len(component.theta) + FEW_NATS * few
+
+    def criterion(search: Search) -> float:
+        return search.value - cost(search.components[0])
+
     for number, component in enumerate([best.components[0], *others]):
         if _is_past_the_best(component, searches):
             continue
@@ -105,11 +116,11 @@ def choose_kernel(
             # Noise that a rough kernel explains away is not there for a smooth one to begin with.
             start = component.with_length_scale_of(best.components[0]) if number else component
             parameters = None if number else best.parameters
-            worth = max(map(_akaike, searches), default=-math.inf) + len(start.theta)
+            worth = max(map(criterion, searches), default=-math.inf) + cost(start)
             searches.append(short_climb(start, objective, likelihood, parameters, worth))
         if callback is not None and callback(number, {"loss": -searches[-1].value}):
             break
-    return max(searches, key=_akaike)
+    return max(searches, key=criterion)
 
 
 def _is_past_the_best(component: Component, searches: Sequence[Search]) -> bool:
@@ -130,11 +141,6 @@ def _is_past_the_best(component: Component, searches: Sequence[Search]) -> bool:
     )
 
 
-def _akaike(search: Search) -> float:
-    """Akaike's criterion: a nat for every hyper-parameter."""
-    return search.value - len(search.components[0].theta)
-
-
 #: Ways to take some rows of many.
 _PARTS: dict[str, Callable[[Series, int], Series]] = {
     "spread": lambda series, n_rows: series.thinned(n_rows),
@@ -142,10 +148,19 @@ _PARTS: dict[str, Callable[[Series, int], Series]] = {
 }
 
 
-def _affordable(kernels: Sequence[Any], n_rows: float) -> list[Any]:
-    """The first kernel, and those whose hyper-parameters so many rows can tell."""
+def _affordable(kernels: Sequence[Any], n_rows: float, likelihood: Likelihood) -> list[Any]:
+    """The first kernel, and those whose hyper-parameters so many rows can tell.
+
+    Fewer numbers tell by many nats, without noise, a kernel of as many hyper-parameters.
+    """
     first, *others = kernels
-    return [first, *(each for each in others if ROWS_A_PARAMETER * n_dims_of(each) <= n_rows)]
+    most = n_dims_of(first) if likelihood.is_gaussian and n_rows >= FEWEST_ROWS else 0
+    return [first, *(each for each in others if n_dims_of(each) <= most or _tell(n_rows, each))]
+
+
+def _tell(n_rows: float, kernel: Any) -> bool:
+    """Whether so many rows tell the hyper-parameters."""
+    return ROWS_A_PARAMETER * n_dims_of(kernel) <= n_rows
 
 
 def _value(search: Search, objective: Objective, likelihood: Likelihood) -> float:

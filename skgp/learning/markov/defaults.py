@@ -15,8 +15,10 @@ LEAST_GAP = 1e-6
 #: Error of the evidence, in nats, from which on a state-space form is refined, and tolerances to
 #: choose from: RBF of 10 to 16 states. Drawn series of noise 1e-2 to 1e-8 were within .01.
 FORM_NATS, FORM_TOLERANCES = 0.003, (1e-8, 1e-9, 2e-11, 1e-12)
-#: Error of the evidence, in nats, that is worth a warning.
-WORTH_A_WARNING = 0.01
+#: Nats an observation, by which a probability may exceed 1 in rounding.
+LOST_NATS = 1e-3
+#: Error of the evidence, in nats, that is worth a warning, and up to which it is one of a figure.
+WORTH_A_WARNING, MOST_NATS = 0.01, 10.0
 
 # Seasons and trends of a default kernel, which rows to come decide about: `bench_forecast.py`
 #: Times from which on periods are looked for, cycles that must be seen, periods and harmonics that
@@ -87,6 +89,11 @@ PAST_NATS = 1.0
 #: That a kernel besides the first needs, of a curvature of at most 1: a choice by 60 numbers
 #: predicts better than the first kernel, and one by 320 labels does not yet.
 ROWS_A_PARAMETER = 25
+#: What fewer numbers have to gain, in nats, by a kernel of as many hyper-parameters as the first,
+#: and from how many on. Fifteen kinds of generated series, 42 each of 10 to 55 times: NLPD between
+#: the others (ahead) 1.6 (1.3) less of smooth functions without noise, .003 (.002) more of noisy
+#: ones; with 2 nats .005 more, with none and from 10 times on .05 (.04).
+FEW_NATS, FEWEST_ROWS = 4.0, 10
 #: Of a short gap: below, the rows look like white noise whatever the scale.
 LEAST_SCALE = 0.1
 #: Multiples of the length scale that a start tries.

@@ -46,8 +46,9 @@ from skgp.inference.markov.sites import SiteFit, climb, fit_sites, likelihood_gr
 from skgp.inference.markov.smoother import SitesEvidence, evidence
 from skgp.kernels.hyperparameters import with_theta
 from skgp.kernels.sde import Dynamics, StateSpace, state_space
-from skgp.learning.markov.defaults import ADDITIVE_TOL, ELBO_TOL
+from skgp.learning.markov.defaults import ADDITIVE_TOL, ELBO_TOL, LOST_NATS
 from skgp.likelihoods import Likelihood
+from skgp.linalg import NotPositiveDefiniteError
 
 Processes = Sequence[Dynamics]  # one a component
 Knots = Tensor | None  # (M,) inducing locations
@@ -264,7 +265,14 @@ class GaussianEvidence(ClosedForm):
             if prior.suits(weight, rough=rough):
                 return DensePosterior(prior, totals / noise, weight, centre)
         sites, gaps = self.series.gaussian_sites(noise), self.series.gaps_of(process)
-        return evidence(process, gaps, *sites, self._centre, prior=prior)
+        found = evidence(process, gaps, *sites, self._centre, prior=prior)
+        if found.log_normalizer > LOST_NATS * self.total:  # it is the logarithm of a probability
+            raise NotPositiveDefiniteError(
+                f"The noise, of variance {noise:.3g}, is too little beside the variance of the "
+                "process for the digits of a filter. Give the noise a greater lower bound, the "
+                "variance or the length scale a lower upper bound, or a Matern kernel."
+            )
+        return found
 
     @cached_property
     def _arrays(self) -> tuple[np.ndarray, ...]:

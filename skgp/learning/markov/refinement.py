@@ -1,5 +1,6 @@
 """State-space forms of kernels that have an approximate one only, as fine as the noise asks for."""
 
+import math
 from collections.abc import Callable
 
 from torch import Tensor
@@ -8,10 +9,15 @@ from skgp.inference.markov.approximation import evidence_error
 from skgp.inference.markov.series import Series
 from skgp.kernels import state_space
 from skgp.learning.defaults import LEAST_EFFECT
-from skgp.learning.markov.defaults import FORM_NATS, FORM_TOLERANCES, WORTH_A_WARNING
+from skgp.learning.markov.defaults import (
+    FORM_NATS,
+    FORM_TOLERANCES,
+    MOST_NATS,
+    WORTH_A_WARNING,
+)
 from skgp.learning.markov.objectives import Component
 from skgp.learning.markov.search import Search
-from skgp.linalg import NumericalWarning, warn_caller
+from skgp.linalg import NotPositiveDefiniteError, NumericalWarning, warn_caller
 
 
 def with_fine_form(
@@ -35,8 +41,10 @@ def with_fine_form(
         finer, error = _finest_needed(found, series, error)
         if finer is found.components[0]:
             break
-        again = climb(finer, found.parameters)
-        if again.n_iter and again.value < found.value - LEAST_EFFECT * series.total:
+        again = _climbed(climb, finer, found)
+        if again is None or (
+            again.n_iter and again.value < found.value - LEAST_EFFECT * series.total
+        ):
             error = _error(found, series)
             break
         again.n_iter += found.n_iter
@@ -45,14 +53,36 @@ def with_fine_form(
         if error <= FORM_NATS:
             break
     if asked and error > WORTH_A_WARNING:
-        warn_caller(
-            f"The state-space form of {found.kernel} is approximate, and with noise of variance "
-            f"{_noise(found):.3g} (of standardised targets) the log marginal likelihood may be off "
-            f"by {error:.2g} nats. Use a Matern kernel, whose form is exact, or "
-            "QSGPRegressor.",
-            NumericalWarning,
-        )
+        warn_caller(_warning(found, error), NumericalWarning)
     return found
+
+
+def _climbed(
+    climb: Callable[[Component, Tensor], Search], finer: Component, found: Search
+) -> Search | None:
+    """Where a search with a finer form ends; None where its digits do not suffice anywhere."""
+    try:
+        again = climb(finer, found.parameters)
+    except NotPositiveDefiniteError:
+        return None
+    return again if math.isfinite(again.value) else None
+
+
+def _warning(found: Search, error: float) -> str:
+    """What is wrong, and what to do."""
+    noise = f"noise of variance {_noise(found):.3g} (of standardised targets)"
+    if error <= MOST_NATS:
+        return (
+            f"The state-space form of {found.kernel} is approximate, and with {noise} the log "
+            f"marginal likelihood may be off by {error:.2g} nats. Use a Matern kernel, whose form "
+            "is exact, or QSGPRegressor, which takes the kernel itself."
+        )
+    return (
+        f"The state-space form of {found.kernel} is approximate, and beside {noise} the error "
+        "tells: log marginal likelihood and standard deviations are not to be relied on. Give the "
+        "noise a lower bound, such as WhiteKernel(noise_level_bounds=(1e-6, 1)), or use a Matern "
+        "kernel, whose form is exact, or QSGPRegressor, which takes the kernel itself."
+    )
 
 
 def _finest_needed(found: Search, series: Series, error: float) -> tuple[Component, float]:

@@ -191,6 +191,20 @@ def test_what_a_part_promises_is_about_what_it_gains():
     assert promised_gain(first, Component(part), nothing) < 3.0
 
 
+@pytest.mark.parametrize("noise", [0.0, 0.3])
+def test_few_numbers_tell_a_smooth_kernel_by_many_nats(noise):
+    x = np.arange(20.0)
+    y = np.sin(x / 4) + noise * np.random.default_rng(0).standard_normal(20)
+    series = make_series(torch.tensor(x), torch.tensor(y))
+    kernels = [ConstantKernel(1.0) * Matern(3.0, nu=1.5), ConstantKernel(1.0) * RBF(3.0)]
+
+    def objective(processes):
+        return GaussianEvidence(processes[0])
+
+    found = choice.choose_kernel(kernels, objective, [series], LIKELIHOOD).kernel.k2
+    assert type(found) is (RBF if noise == 0 else Matern)
+
+
 def test_kernels_past_the_best_are_not_searched(monkeypatch):
     """Where a rougher kernel is worse by nats, none still rougher is tried."""
     x = np.linspace(0, 10, 80)
@@ -208,4 +222,4 @@ def test_kernels_past_the_best_are_not_searched(monkeypatch):
     best = choice.choose_kernel(
         kernels, lambda each: GaussianEvidence(each[0]), [series], LIKELIHOOD
     )
-    assert tried == [1.5, 2.5, np.inf] and isinstance(best.kernel.k2, RBF)
+    assert tried == [1.5, 2.5, np.inf] and type(best.kernel.k2) is RBF

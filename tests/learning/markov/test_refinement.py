@@ -16,8 +16,9 @@ from sklearn.gaussian_process.kernels import (
 from skgp.inference.markov.approximation import evidence_error
 from skgp.inference.markov.series import make_series
 from skgp.kernels import LocalLinearTrend, gram, state_space
+from skgp.learning.markov.objectives import GaussianEvidence
 from skgp.likelihoods import Gaussian
-from skgp.linalg import NumericalWarning
+from skgp.linalg import NotPositiveDefiniteError, NumericalWarning
 from skgp.models.state_space import fit_series
 
 
@@ -120,9 +121,20 @@ def test_a_search_with_a_finer_form_does_not_lose_what_was_found(by_the_filter):
     y = torch.tensor((y - y.mean()) / y.std())
     series = make_series(torch.tensor(t), y)
     kernel = ConstantKernel(1.0) * RBF(10.0, (1e-3, 1e3))
-    with pytest.warns(NumericalWarning, match="may be off by"):
+    with pytest.warns(NumericalWarning, match="not to be relied on. Give the noise a lower"):
         fit = fit_series([kernel], [series], Gaussian(1e-4, bounds=(1e-10, 10.0)), offsets=[0.0])
-    assert fit.value > 1000  # of noise alone -192
+    assert 1000 < fit.value < 1600  # of noise alone -192; no more than without any misfit
+
+
+def test_evidence_beyond_the_digits_of_a_filter_is_refused(by_the_filter):
+    """A density of more than that of the noise alone, at no misfit, is one of rounding."""
+    t = np.linspace(0, 10, 60)
+    z = np.exp(t / 3)
+    series = make_series(torch.tensor(t), torch.tensor((z - z.mean()) / z.std()))
+    kernel = ConstantKernel(1e5) * RBF(141.0)
+    at = [state_space(kernel, tolerance=1e-12).at()], torch.tensor([np.log(1e-10)])
+    with pytest.raises(NotPositiveDefiniteError, match="Give the noise a greater lower bound"):
+        GaussianEvidence(series)(*at)
 
 
 @pytest.mark.parametrize("n", [40, 150])

@@ -134,7 +134,7 @@ def test_choice_finds_smoothness_and_length_scale(nu, scale):
     )
     assert found.kernel.k2.nu == nu
     assert found.kernel.k2.length_scale == pytest.approx(scale, rel=0.6)
-    assert heard == [0, 1, 2]
+    assert heard == ([0, 1] if nu == 2.5 else [0, 1, 2])  # none rougher where 5/2 is better by nats
 
 
 def test_choice_takes_the_simpler_kernel_where_evidence_is_equal(data):
