@@ -74,14 +74,8 @@ from skgp.inference.markov.states import InducingState, SeriesState
 from skgp.inference.markov.terms import Terms
 from skgp.learning.defaults import LEAST_EFFECT
 from skgp.learning.markov.averaging import averaged
-from skgp.learning.markov.choice import choose_kernel, settle
-from skgp.learning.markov.defaults import (
-    ADDITIVE_TOL,
-    CHOICE_ITER,
-    FEW_ADDITIVE_ROWS,
-    PRIOR_START_NOISE,
-    SITES_TOL,
-)
+from skgp.learning.markov.choice import choose_kernel
+from skgp.learning.markov.defaults import CHOICE_ITER, FEW_ADDITIVE_ROWS, PRIOR_START_NOISE
 from skgp.learning.markov.ends import averaged_state, state_of
 from skgp.learning.markov.minibatch import MinibatchElbo, fit_minibatches
 from skgp.learning.markov.objectives import (
@@ -94,6 +88,7 @@ from skgp.learning.markov.objectives import (
 )
 from skgp.learning.markov.refinement import with_fine_form
 from skgp.learning.markov.regression import TermComponent, left_by_terms, with_terms
+from skgp.learning.markov.scoring import settle
 from skgp.learning.markov.search import Component, Search, maximise
 from skgp.learning.markov.starts import column_starts, from_likeliest_start, likeliest_starts
 from skgp.learning.markov.structure import Structure, with_structure
@@ -198,8 +193,7 @@ def fit_series(
         return found
 
     def value(kernel: Any, start: Tensor) -> float:
-        # Scales of noise that is not Gaussian start anywhere.
-        few = 0 if likelihood.is_gaussian else CHOICE_ITER
+        few = 0 if likelihood.is_gaussian else CHOICE_ITER  # scales of other noise start anywhere
         place: dict[str, Any] = {"parameters": start, "knots": knots, "max_iter": few}
         return maximise([kernel], make_objective(), likelihood, **place).value
 
@@ -317,9 +311,8 @@ def fit_additive(
         rows = DistinctRows.of(X, y=y, **given)
         sharp = gaussian and _is_sharp(kernels, rows, likelihood, search.get("parameters"))
         if sharp or rows.x.shape[1] <= len(bins.values):
-            tol = max(ADDITIVE_TOL, SITES_TOL * search.get("tol", 0.0))
-            objective = RowsEvidence(rows) if gaussian else RowsElbo(rows, likelihood, tol=tol)
-            return _climb(kernels, objective, likelihood, **search)
+            elbo = partial(RowsElbo, likelihood=likelihood, search_tol=search.get("tol", 0.0))
+            return _climb(kernels, (RowsEvidence if gaussian else elbo)(rows), likelihood, **search)
     if gaussian:
         statistics = AdditiveStatistics.empty(bins, origin=float(y.mean()))
         statistics.add(X, y, weight)

@@ -33,7 +33,6 @@ from torch import Tensor
 from skgp.inference.markov.series import Series
 from skgp.kernels import LocalLinearTrend
 from skgp.kernels.expression import summands
-from skgp.learning.markov.choice import short_climb
 from skgp.learning.markov.defaults import (
     AVERAGED_ROWS,
     LEAST_WEIGHT,
@@ -42,6 +41,7 @@ from skgp.learning.markov.defaults import (
 )
 from skgp.learning.markov.objectives import Component, Objective
 from skgp.learning.markov.refinement import with_fine_form
+from skgp.learning.markov.scoring import short_climb
 from skgp.learning.markov.search import Climb, Search
 from skgp.learning.markov.structure import Structure, parts_of
 from skgp.learning.posterior.defaults import NOISE_SHARE, SD

@@ -46,7 +46,7 @@ from skgp.inference.markov.sites import SiteFit, climb, fit_sites, likelihood_gr
 from skgp.inference.markov.smoother import SitesEvidence, evidence
 from skgp.kernels.hyperparameters import with_theta
 from skgp.kernels.sde import Dynamics, StateSpace, state_space
-from skgp.learning.markov.defaults import ADDITIVE_TOL, ELBO_TOL, LOST_NATS
+from skgp.learning.markov.defaults import ADDITIVE_TOL, ELBO_TOL, LOST_NATS, SITES_TOL
 from skgp.likelihoods import Likelihood
 from skgp.linalg import NotPositiveDefiniteError
 
@@ -409,14 +409,21 @@ class RowsEvidence(ClosedForm):
 class RowsElbo:
     """ELBO of the Gaussian nearest to the posterior of an additive model, for any likelihood.
 
-    The sites of an evaluation are where the next one starts; `tol` is theirs, in nats a row.
+    The sites of an evaluation are where the next one starts; `tol` is theirs, in nats an
+    observation, or `SITES_TOL` of that of the search, if that is more.
     """
 
     def __init__(
-        self, rows: Rows, likelihood: Likelihood, *, max_iter: int = 50, tol: float = ADDITIVE_TOL
+        self,
+        rows: Rows,
+        likelihood: Likelihood,
+        *,
+        max_iter: int = 50,
+        tol: float = ADDITIVE_TOL,
+        search_tol: float = 0.0,
     ) -> None:
         self.rows, self.likelihood, self.total = rows, likelihood, rows.total
-        self._max_iter, self._tol = max_iter, tol
+        self._max_iter, self._tol = max_iter, max(tol, SITES_TOL * search_tol)
         self._sites: tuple[Tensor, Tensor] | None = None
         self.state = rows.state
 

@@ -36,7 +36,6 @@ from skgp.inference.markov.series import Series
 from skgp.kernels.defaults import TREND_START
 from skgp.kernels.sde import Dynamics, StateSpace, state_space
 from skgp.kernels.series_parts import SeriesParts, total
-from skgp.learning.markov.choice import promised_gain, short_climb
 from skgp.learning.markov.defaults import (
     LEAST_WEIGHT,
     SCORE_OUTLOOK,
@@ -45,6 +44,7 @@ from skgp.learning.markov.defaults import (
     STRUCTURE_ROWS,
 )
 from skgp.learning.markov.objectives import Component, GaussianEvidence, Objective
+from skgp.learning.markov.scoring import promised_gain, short_climb
 from skgp.learning.markov.search import Search
 from skgp.learning.markov.seasons import propose_seasons
 from skgp.likelihoods import Likelihood

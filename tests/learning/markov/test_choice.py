@@ -10,9 +10,9 @@ from sklearn.gaussian_process.kernels import RBF, ConstantKernel, Matern
 from skgp.inference.markov.series import make_series
 from skgp.kernels import Cosine, LocalLinearTrend
 from skgp.learning.markov import choice
-from skgp.learning.markov.choice import SeriesLoss, plain_climb, promised_gain, short_climb
 from skgp.learning.markov.defaults import CHOICE_ITER, CHOICE_NATS, CHOICE_TOL, FISHER_RIDGE
 from skgp.learning.markov.objectives import Component, GaussianEvidence
+from skgp.learning.markov.scoring import SeriesLoss, plain_climb, promised_gain, short_climb
 from skgp.learning.markov.search import maximise
 from skgp.likelihoods import Gaussian
 
