@@ -149,8 +149,9 @@ def shorten_length_scales(
     of all observations are one and the same constant up to small differences, which no few of them
     show. The evidence of the relevance vectors themselves, on at most 2000 observations, tells:
     length scales are halved until it falls or half of the observations are vectors, and each
-    halving must gain 10 nats on the one taken before. The kernel, without noise, stays within its
-    bounds.
+    halving must gain 10 nats on the one taken before. It is undone where a fifth held out is
+    predicted better without, by a standard error: the evidence gives an observation far off the
+    others a vector and a variance of its own. The kernel, without noise, stays within its bounds.
 
     Where half are vectors at once, the scales are first doubled until they are not: vectors at most
     observations give each a variance of its own, which has a great evidence whatever the targets,
@@ -167,7 +168,7 @@ def shorten_length_scales(
         trials = ((trial, _relevance(trial, some, recorder)) for trial in longer)
         sparse = (trial for trial in trials if not _is_dense(trial[1], some))
         kernel, first = next(sparse, (kernel, first))
-    best, highest = kernel, first.log_evidence
+    taken, highest = [kernel], first.log_evidence
     previous = highest
     for halvings in range(1, RELEVANCE_HALVINGS + 1):
         if recorder.stopped:
@@ -179,8 +180,22 @@ def shorten_length_scales(
             break
         previous = evidence
         if evidence > highest + RELEVANCE_WORTH:
-            best, highest = trial, evidence
-    return best
+            taken, highest = [trial, *taken], evidence
+    if len(taken) == 1 or recorder.stopped:
+        return taken[0]
+    order = torch.randperm(size, generator=generator, device=generator.device).to(some.X.device)
+    held_out, rest = some.take(order[: size // 5]), some.take(order[size // 5 :])
+    losses = [_losses(_relevance(each, rest, recorder), held_out) for each in taken]
+    return taken[choose(losses, weight=held_out.weight)]
+
+
+def _losses(fit: RelevanceFit, data: Data) -> Tensor:
+    """Minus log densities (p,) of observations, of replicates the mean, in nats."""
+    mean, variance = fit.posterior.mean_and_variance(data.X)
+    variance, square = variance + fit.noise_variance, (data.y - mean).square()
+    if data.scatter is not None and data.weight is not None:
+        square = square + data.scatter / data.weight
+    return 0.5 * (square / variance + (2 * math.pi * variance).log())
 
 
 def _scaled(kernel, factor: float):
