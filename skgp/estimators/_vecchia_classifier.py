@@ -158,6 +158,7 @@ class VecchiaGPClassifier(ProjectedClassifierMixin, VecchiaMixin, BaseGPClassifi
     }
 
     _n_search_stages = 1
+    _chooses_inducing = True
 
     _posterior: LatentPosterior
 
