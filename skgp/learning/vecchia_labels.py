@@ -86,7 +86,9 @@ def fit_labels(
         likelihood=likelihood,
         generator=generator,
         row_weight=data.weight,
-        settings=ClassificationSettings(rescales=settings.rescales and alone),
+        settings=ClassificationSettings(
+            rescales=settings.rescales and alone, scale_std=settings.scale_std
+        ),
         callback=recorder,
     )
     kernel: Any = found.kernel
