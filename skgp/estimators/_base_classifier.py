@@ -49,6 +49,7 @@ works in logarithms: probabilities near 0 keep their digits. A fit reads::
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from dataclasses import replace
 from functools import partial
@@ -88,7 +89,14 @@ from skgp.estimators._validation import (
     one_vs_rest,
     validate_training_data,
 )
-from skgp.estimators.defaults import LINK_ELEMENTS, LOG_ZERO
+from skgp.estimators.defaults import (
+    LABEL_SCALE_STD,
+    LINK_ELEMENTS,
+    LOG_ZERO,
+    RARE_LABELS,
+    RARE_SHARE,
+)
+from skgp.learning.classification_hyperparameters import rare_total
 from skgp.likelihoods import Bernoulli
 
 
@@ -368,6 +376,18 @@ class BaseGPClassifier(ClassifierMixin, BaseGP):
         if self.kernel is None:
             return default_classification_kernels(X, sample_weight)
         return [self._given_kernel(X)]
+
+    def _search_options(self, data: Data) -> dict[str, Any]:
+        """Of `ClassificationSettings`, of y (n, c) of -1 and +1: what few labels are held to.
+
+        Default kernels follow labels left out; rare ones say too little, and a prior takes over.
+        """
+        default, few = self.kernel is None, rare_total(data.y)
+        rare = default and few < min(RARE_LABELS, RARE_SHARE * len(data))
+        return {
+            "rescales": default and not rare,
+            "scale_std": LABEL_SCALE_STD if rare else math.inf,
+        }
 
     def _given_kernel(self, X: np.ndarray) -> Kernel:
         kernel = super()._given_kernel(X)

@@ -409,8 +409,9 @@ class QSGPClassifier(ProjectedClassifierMixin, QSGPMixin, StreamingGPClassifier)
             "row_weight": data.weight,
             "generator": generator,
         }
-        few = len(data) < SCALE_ROWS  # more correct the scales below
-        settings = ClassificationSettings(rescales=self.kernel is None and few)
+        settings = ClassificationSettings(**self._search_options(data))
+        if len(data) >= SCALE_ROWS:  # more correct the scales below
+            settings = replace(settings, rescales=False)
         with session.stage("hyperparameters") as callback:
             found = fit_classification_hyperparameters(
                 kernels,

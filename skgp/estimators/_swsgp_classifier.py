@@ -22,9 +22,9 @@ from skgp.estimators._swsgp_common import SWSGPMixin
 from skgp.estimators._vecchia_classifier import VecchiaGPClassifier
 from skgp.estimators.defaults import (
     CLUSTERED_SHARE,
+    LABEL_SCALE_STD,
     SWSGP_FULL_ROWS,
     SWSGP_NEIGHBORS,
-    SWSGP_SCALE_STD,
 )
 from skgp.learning.calibration import FEW_ROWS_COUPLING
 from skgp.learning.classification_hyperparameters import (
@@ -353,7 +353,7 @@ class SWSGPClassifier(ProjectedClassifierMixin, SWSGPMixin, StreamingGPClassifie
         kernels = self._kernels(X, weight)
         if not self._learns:
             return kernels[0]
-        scale_std = SWSGP_SCALE_STD if self.kernel is None else math.inf
+        scale_std = LABEL_SCALE_STD if self.kernel is None else math.inf
         with session.stage("hyperparameters") as callback:
             found = fit_classification_hyperparameters(
                 kernels,

@@ -42,14 +42,18 @@ class VecchiaGPClassifier(ProjectedClassifierMixin, VecchiaMixin, BaseGPClassifi
     kernel : sklearn.gaussian_process.kernels.Kernel or None, default=None
         Covariance of f, without WhiteKernel. None chooses among RBF and Matern kernels with one
         length scale a column, or one for all components of a projection; up to 2500 observations
-        labels left out then correct amplitude and length scales.
+        labels left out then correct amplitude and length scales. Beyond, for a kernel given too,
+        held-out labels decide between this kernel and one that all labels, as numbers, prefer, and
+        correct its scales.
     n_neighbors : int, default=20
         H, of the earlier observations that each is conditioned on; all there are if that is fewer.
         Predictions use twice as many of all observations, at least one, which fade with their
         distance.
     n_inducing : int or None, default=None
         m; 0 for none. None is 400, or the number of distinct inputs if that is fewer, which makes
-        the prior exact. More is lowered to that number, with a warning.
+        the prior exact; beyond 2500 observations none, unless held-out labels are predicted better
+        with them, and fewer of more than 100000. More than the distinct inputs is lowered to their
+        number, with a warning.
     ordering : {"auto", "maximin", "random"}, default="auto"
         Order of the observations: each as far as can be from all before it, or at random, by
         ``random_state``. "auto" is "maximin" for up to 4 columns, where it is quick to find.
@@ -127,7 +131,8 @@ class VecchiaGPClassifier(ProjectedClassifierMixin, VecchiaMixin, BaseGPClassifi
     Notes
     -----
     Observations of equal inputs and labels are merged. Posterior variances are exact for up to some
-    1700 observations of two classes, else estimated from 50 draws at the observations, which
+    1700 observations of two classes, else estimated from 50 draws at the observations, 20 of many,
+    which
     ``random_state`` decides: the prediction at a point is the same whatever points come with it.
     With H or m as many as the observations this is the dense classifier, at a higher cost.
 
@@ -158,6 +163,7 @@ class VecchiaGPClassifier(ProjectedClassifierMixin, VecchiaMixin, BaseGPClassifi
     }
 
     _n_search_stages = 1
+    _chooses_inducing = True
 
     _posterior: LatentPosterior
 
@@ -212,7 +218,7 @@ class VecchiaGPClassifier(ProjectedClassifierMixin, VecchiaMixin, BaseGPClassifi
         self._likelihood = Bernoulli(self.likelihood)
         self._set_offset(Y, weight, cautious=False)
         data = self._distinct(data, backend)
-        settings = replace(self._settings(data), rescales=self.kernel is None)
+        settings = replace(self._settings(data), **self._search_options(data))
         with session.stage("hyperparameters") as callback:
             fit = fit_vecchia_classifier(
                 kernels,

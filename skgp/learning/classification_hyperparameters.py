@@ -148,6 +148,13 @@ def stratified_order(Y: Tensor, generator: torch.Generator) -> Tensor:
     return shuffled[place[shuffled].argsort(stable=True)]
 
 
+def rare_total(Y: Tensor) -> int:
+    """How many of the labels Y (n, c) are not of the most frequent class."""
+    positive = (Y > 0).sum(0)
+    counts = torch.cat([positive, len(Y) - positive]) if Y.shape[1] == 1 else positive
+    return len(Y) - int(counts.max())
+
+
 def subset_rows(n: int, c: int, settings: ClassificationSettings) -> tuple[int, int]:
     """Sizes of the subset and of the held-out rows, of n rows with c columns.
 

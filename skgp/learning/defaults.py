@@ -363,8 +363,9 @@ VECCHIA_MOVED = 0.05
 #: neighbours of the predictions. Of satellite_temps Matern 1/2 has .02 nats less likelihood an
 #: observation than Matern 3/2, and 60% of its error across gaps.
 VECCHIA_BLOCKS, VECCHIA_BLOCK_SHARE, VECCHIA_HELD_NEIGHBORS = 20, 5e-3, 20
-#: Probes of a log-determinant, of all columns.
-VECCHIA_PROBES = 20
+#: Probes of a log-determinant, of all columns, and observations beyond which fewer suffice for the
+#: same error per observation.
+VECCHIA_PROBES, VECCHIA_PROBED = 20, 10_000
 #: Evaluations without a gain after which a search by Laplace's evidence ends: probes estimate it
 #: and its gradient, which agree up to their errors, and line searches of 20 trials took half of the
 #: evaluations of 2000 counts of 8 columns for nothing.
@@ -377,3 +378,10 @@ VECCHIA_FAMILY_TOL = 1e-4
 VECCHIA_LATENT_INDUCING = 100
 #: Points left out in turn to choose how probabilities are moderated.
 VECCHIA_LEFT_OUT = 2_000
+#: Labels held out to choose kernel, scales and inducing points; observations up to which all others
+#: predict them, and of more the nearest of each.
+VECCHIA_HELD_LABELS, VECCHIA_TRIAL_ROWS, VECCHIA_NEAR_LABELS = 1_000, 10_000, 20
+#: Moves, in steps of `LEFT_OUT_STEP`, of amplitude and length scales, and how often in a direction.
+VECCHIA_LABEL_MOVES, VECCHIA_LABEL_STEPS = ((2, 1), (2, 0), (-2, 0)), 2
+#: Relative gradient of the modes that predict held-out labels.
+VECCHIA_TRIAL_TOL = 1e-3

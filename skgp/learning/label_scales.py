@@ -79,7 +79,7 @@ def rescale_few(
 
     @cache
     def loss(place: tuple[int, int]) -> float:
-        candidate = _at(kernel, place)
+        candidate = moved(kernel, place)
         if candidate is None or recorder.stopped or recorder.n_calls == LEFT_OUT_TRIALS:
             return math.inf
         losses, _ = left_out_losses(candidate, few, likelihood, offset)
@@ -90,7 +90,7 @@ def rescale_few(
     best = _lowest(loss)
     if best == (0, 0):
         return None
-    found = _at(kernel, best)
+    found = moved(kernel, best)
     old, _ = left_out_losses(kernel, rows, likelihood, offset)
     new, moderation = left_out_losses(found, rows, likelihood, offset)
     options: dict[str, Any] = {"least_share": LABEL_SHARE, "n_errors": LEFT_OUT_ERRORS}
@@ -124,7 +124,7 @@ def _surprise(place: tuple[int, int]) -> float:
     return 0.5 * (variance**2 + length**2)
 
 
-def _at(kernel, place: tuple[int, int]):
+def moved(kernel, place: tuple[int, int]):
     """The kernel so many steps of amplitude and of length scales away; None out of bounds."""
     amplitude, length = (math.exp(LEFT_OUT_STEP * steps) for steps in place)
     low, high = amplitude_range(kernel)

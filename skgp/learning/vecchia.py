@@ -70,6 +70,7 @@ class VecchiaSettings:
     max_iter: int = 30  # of L-BFGS-B, a stage
     tol: float = 1e-6  # relative fall of the loss in an iteration below which a stage ends
     rescales: bool = False  # of few labels: whether those left out correct a search's scales
+    scale_std: float = math.inf  # of labels: as of `ClassificationSettings`
 
 
 class VecchiaEvidence:

@@ -1,18 +1,12 @@
 r"""Hyper-parameters of latent Vecchia models by Laplace's evidence.
 
-Labels have no density of their own given neighbours' labels alone, f has: the evidence is of the
-observations taken, with their neighbours among these (:mod:`skgp.inference.vecchia.laplace`).
+Labels and counts have no density of their own given neighbours' alone, f has: the evidence is of
+the observations taken, with their neighbours among these (:mod:`skgp.inference.vecchia.laplace`).
 L-BFGS-B maximises it on a random subset; its probes are the same at every theta, and so is the
-mode's start, in f. A dense Laplace approximation of up to 1000 observations, by which kernels are
-chosen (:mod:`skgp.learning.classification_hyperparameters`), is where it begins; or what all labels
-as numbers say, if that predicts some of them better (`search_label_kernel`): detail that a subset
-cannot show. Of 10000 flights, late or not, the mean log-loss of others falls from .570 and .557 to
-.497 and .502 (two draws). Ratios of length scales stay, as they do not gain: of 10000 rows of
-kin40k above the median the mean log-loss rises from .203 to .223 where each moves by the evidence
-of 2000. Up to `SearchSettings.exact_rows` observations the dense approximation decides alone.
+mode's start, in f. Labels are for :mod:`skgp.learning.vecchia_labels`.
 
-Counts and other numbers (`fit_latent_numbers`) tell more of length scales, all of which move, with
-the parameters of the likelihood. The search begins at a dense GP of numbers that stand for f.
+Counts and other numbers (`fit_latent_numbers`) tell of all length scales, which move with the
+parameters of the likelihood. The search begins at a dense GP of numbers that stand for f.
 """
 
 from __future__ import annotations
@@ -32,24 +26,19 @@ from skgp.inference.defaults import LATENT_JITTER
 from skgp.inference.vecchia.conditionals import Conditionals
 from skgp.inference.vecchia.hessian import probes
 from skgp.inference.vecchia.laplace import EvidenceTerms, LatentMode, evidence, find_mode
+from skgp.inference.vecchia.latent_posterior import LatentPosterior
 from skgp.inference.vecchia.root import VecchiaRoot
 from skgp.kernels.expression import split_noise
-from skgp.learning.classification_hyperparameters import (
-    ClassificationSettings,
-    directions,
-    fit_classification_hyperparameters,
-    stratified_order,
-)
 from skgp.learning.defaults import (
     VECCHIA_FAMILY_ITER,
     VECCHIA_FAMILY_TOL,
     VECCHIA_MOVED,
+    VECCHIA_PROBED,
     VECCHIA_PROBES,
     VECCHIA_START_ROWS,
     VECCHIA_TRIALS,
 )
-from skgp.learning.local.defaults import COMPARED_NEIGHBORS
-from skgp.learning.local.hyperparameters import search_hyperparameters, search_label_kernel
+from skgp.learning.local.hyperparameters import search_hyperparameters
 from skgp.learning.search import HyperparameterFit, SearchSettings
 from skgp.learning.vecchia import VecchiaSettings, choose_inducing, neighbors_of
 from skgp.linalg import NumericalWarning
@@ -119,8 +108,12 @@ class LatentEvidence:
         conditionals: Conditionals,
         callback: Callback | None = None,
         parameters: Tensor | None = None,
+        **options: float,
     ) -> LatentMode:
-        """From that of the last theta; without `parameters` (p,) at the likelihood's first ones."""
+        """From that of the last theta; without `parameters` (p,) at the likelihood's first ones.
+
+        Options are those of `find_mode`.
+        """
         root, data = VecchiaRoot(conditionals), self.data
         if parameters is None:
             parameters = self._likelihood.initial(data.X)
@@ -133,6 +126,7 @@ class LatentEvidence:
             data.weight,
             start=start,
             callback=callback,
+            **options,
         )
         self._last = mode.latent - self.offset, mode.weights[: root.n_inducing]
         return mode
@@ -140,9 +134,28 @@ class LatentEvidence:
     def probes(self, root: VecchiaRoot) -> tuple[Tensor, Tensor]:
         """The same at every theta."""
         if not self._probes:
-            n_probes = -(-VECCHIA_PROBES // self.data.y.shape[1])
+            n, c = self.data.y.shape  # many observations have many terms each
+            n_probes = math.ceil(VECCHIA_PROBES / c * min(1.0, VECCHIA_PROBED / n))
             self._probes = probes(root, n_probes, self._generator)
         return self._probes  # type: ignore[return-value]
+
+    def posterior(self, mode: LatentMode, kernel, n_neighbors: int) -> LatentPosterior:
+        """Predictions from `n_neighbors` of the points, given their mode under this kernel."""
+        data, Z = self.data, self.Z
+        return LatentPosterior(
+            kernel,
+            data.X,
+            mode.latent - self.offset,
+            data.X.new_full((len(data),), LATENT_JITTER),
+            Z,
+            mode.weights[: len(Z)],
+            torch.eye(len(Z)).to(Z),
+            n_neighbors,
+            self.offset,
+            self.group.to(torch.int32),
+            mode.curvature,
+            int(torch.randint(2**31, (), generator=self._generator)),
+        )
 
     def __call__(self, place: np.ndarray) -> tuple[float, np.ndarray]:
         """The loss, less the log prior of the likelihood's parameters, and its gradient.
@@ -171,61 +184,6 @@ class LatentEvidence:
         return prior.detach(), torch.autograd.grad(total, parameters, materialize_grads=True)[0]
 
 
-def fit_latent_likelihood(
-    kernels: list,
-    data: Data,
-    settings: VecchiaSettings,
-    likelihood: Any,
-    offset: Tensor,
-    *,
-    generator: torch.Generator,
-    callback: Callback | None = None,
-) -> HyperparameterFit:
-    """Learn the hyper-parameters of one kernel, or of the best of several, from labels.
-
-    `data` are float64, in the order of the approximation, y (n, c) of -1 and 1. The callback is
-    called with (evaluation, {"loss": nats per observation}); True ends the search with what it has.
-    Where the dense approximation decides alone, amplitude and length scales are those by which it
-    predicts labels left out best, if the settings say so (:mod:`skgp.learning.label_scales`).
-    """
-    recorder = StopRecorder(callback)
-    alone = len(data) <= SearchSettings.exact_rows
-    found = fit_classification_hyperparameters(
-        kernels,
-        data.X,
-        data.y,
-        offset=offset,
-        likelihood=likelihood,
-        generator=generator,
-        row_weight=data.weight,
-        settings=ClassificationSettings(rescales=settings.rescales and alone),
-        callback=recorder,
-    )
-    kernel: Any = found.kernel
-    if recorder.stopped or kernel.n_dims == 0 or alone:
-        return found
-    if settings.n_neighbors:
-        found = search_label_kernel(
-            found,
-            kernels,
-            data,
-            n_neighbors=COMPARED_NEIGHBORS,
-            generator=generator,
-            information=likelihood.information,
-            callback=recorder,
-        )
-    kernel, history = found.kernel, list(found.history)
-    if recorder.stopped:
-        return found
-    order = stratified_order(data.y, generator)
-    some = data.take(order[: settings.n_rows].sort().values)
-    tell = _told(history, recorder)
-    model = likelihood, offset, generator
-    none, moves = data.X.new_zeros(0), directions(kernel, max_free=1)
-    kernel, *_ = _staged(kernel, none, some, model, settings, tell, moves)
-    return replace(found, kernel=kernel, method="Laplace evidence", history=history)
-
-
 def fit_latent_numbers(
     kernels: list,
     data: Data,
@@ -241,8 +199,8 @@ def fit_latent_numbers(
     `data` are float64, in the order of the approximation, y (n, 1). The first of the kernels, which
     have WhiteKernels, is fitted to numbers that stand for f
     (:func:`skgp.learning.local.hyperparameters.search_hyperparameters`); from there all are fitted
-    by the evidence of some observations, and the likeliest by that of more. The callback is as of
-    `fit_latent_likelihood`.
+    by the evidence of some observations, and the likeliest by that of more. The callback is
+    called with (evaluation, {"loss": nats per observation}); True ends the search.
     """
     recorder = StopRecorder(callback)
     found = search_hyperparameters(
@@ -259,7 +217,7 @@ def fit_latent_numbers(
     if recorder.stopped:
         return replace(found, kernel=kernel), parameters
 
-    tell = _told(history, recorder)
+    tell = told(history, recorder)
     model = likelihood, offset, generator
     if len(kernels) > 1:
         others = [split_noise(other)[0] for other in kernels]
@@ -272,15 +230,15 @@ def fit_latent_numbers(
             max_iter=VECCHIA_FAMILY_ITER,
             tol=max(settings.tol, VECCHIA_FAMILY_TOL),
         )
-        trials = [_staged(each, parameters, few, model, brief, tell) for each in begun]
+        trials = [staged(each, parameters, few, model, brief, tell) for each in begun]
         kernel, parameters, _ = min(trials, key=lambda trial: trial[2])
     if not recorder.stopped:
         some = data if settings.n_rows is None else data.some(settings.n_rows, generator)
-        kernel, parameters, _ = _staged(kernel, parameters, some, model, settings, tell)
+        kernel, parameters, _ = staged(kernel, parameters, some, model, settings, tell)
     return replace(found, kernel=kernel, method="Laplace evidence", history=history), parameters
 
 
-def _told(history: list[float], callback: Callback) -> Callable[[float], bool]:
+def told(history: list[float], callback: Callback) -> Callable[[float], bool]:
     """What keeps and tells of the losses of a search; True ends it."""
 
     def tell(loss: float) -> bool:
@@ -290,7 +248,7 @@ def _told(history: list[float], callback: Callback) -> Callable[[float], bool]:
     return tell
 
 
-def _staged(
+def staged(
     kernel,
     parameters: Tensor,
     data: Data,

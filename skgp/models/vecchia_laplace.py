@@ -20,7 +20,8 @@ VIF-Laplace, VIFDU preconditioner      the same with E and M
 `fit_vecchia_classifier` takes these steps:
 
 1. *Order* of the observations, as in :mod:`skgp.models.vecchia`.
-2. *Hyper-parameters* by Laplace's evidence (:mod:`skgp.learning.vecchia_laplace`).
+2. *Hyper-parameters* by Laplace's evidence (:mod:`skgp.learning.vecchia_laplace`), of many labels
+   by held-out ones, too, as is the number of inducing points (:mod:`skgp.learning.vecchia_labels`).
 3. *Inducing points and neighbours* as the kernel found sees them.
 4. *Mode* of all observations, and the posterior covariance there: of few exact, else of draws.
 5. *Moderation and coupling* of the probabilities by observations left out one at a time, whose
@@ -55,9 +56,8 @@ import torch
 from torch import Tensor
 
 from skgp.data import Data
-from skgp.inference.defaults import LATENT_JITTER
 from skgp.inference.vecchia.hessian import DenseHessian
-from skgp.inference.vecchia.laplace import LatentMode, evidence
+from skgp.inference.vecchia.laplace import LatentMode
 from skgp.inference.vecchia.latent_posterior import LatentPosterior
 from skgp.inference.vecchia.neighbors import order_of
 from skgp.kernels.expression import split_noise
@@ -66,11 +66,8 @@ from skgp.learning.classification_hyperparameters import stratified_order
 from skgp.learning.defaults import LEAST_PRECISION, VECCHIA_LEFT_OUT
 from skgp.learning.search import HyperparameterFit
 from skgp.learning.vecchia import VecchiaSettings, choose_inducing, neighbors_of
-from skgp.learning.vecchia_laplace import (
-    LatentEvidence,
-    fit_latent_likelihood,
-    fit_latent_numbers,
-)
+from skgp.learning.vecchia_labels import fit_labels, inducing_by_default
+from skgp.learning.vecchia_laplace import LatentEvidence, fit_latent_numbers
 from skgp.linalg.runtime import Callback
 
 
@@ -121,15 +118,17 @@ def fit_vecchia_classifier(
     generator : torch.Generator
         On the CPU.
     callback : callable, optional
-        Of :func:`skgp.learning.vecchia_laplace.fit_latent_likelihood`.
+        Of :func:`skgp.learning.vecchia_labels.fit_labels`.
     """
-    kernel, history = kernels[0], []
+    kernel: Any = kernels[0]
+    history, n_inducing = list[float](), inducing_by_default(settings, len(data))
     data = data.take(order_of(data.X, ordering, generator))  # step 1
     if learns:  # step 2
-        found = fit_latent_likelihood(
+        found, n_inducing = fit_labels(
             kernels, data, settings, likelihood, offset, generator=generator, callback=callback
         )
         kernel, history = found.kernel, found.history
+    settings = replace(settings, n_inducing=n_inducing)
     fit, problem, mode = _at_mode(  # steps 3 and 4
         kernel, data, settings, likelihood, offset, n_predictive, generator
     )
@@ -202,32 +201,11 @@ def _at_mode(
         lambda step, info: solve.append(info["loss"]),
         parameters,
     )
-    density = float(evidence(mode, problem.probes(mode.root))[0].sum())
-    posterior = latent_posterior(problem, mode, kernel, n_predictive, generator)
+    density = -mode.loss - 0.5 * mode.hessian.pairs(problem.probes(mode.root)).log_det
+    posterior = problem.posterior(mode, kernel, n_predictive)
     solve = solve or [float(mode.loss.sum())]
-    fit = VecchiaLaplaceFit(posterior, kernel, density, parameters, solve=solve)
+    fit = VecchiaLaplaceFit(posterior, kernel, float(density.sum()), parameters, solve=solve)
     return fit, problem, mode
-
-
-def latent_posterior(
-    problem: LatentEvidence, mode: LatentMode, kernel, n_neighbors: int, generator: torch.Generator
-) -> LatentPosterior:
-    """Predictions from `n_neighbors` of the points of a problem (n, c), given their mode."""
-    data, Z, offset = problem.data, problem.Z, problem.offset
-    return LatentPosterior(
-        kernel,
-        data.X,
-        mode.latent - offset,
-        data.X.new_full((len(data),), LATENT_JITTER),
-        Z,
-        mode.weights[: len(Z)],
-        torch.eye(len(Z)).to(Z),
-        n_neighbors,
-        offset,
-        problem.group.to(torch.int32),
-        mode.curvature,
-        int(torch.randint(2**31, (), generator=generator)),
-    )
 
 
 @torch.no_grad()

@@ -15,6 +15,7 @@ from skgp.learning.classification_hyperparameters import (
     ClassificationSettings,
     directions,
     fit_classification_hyperparameters,
+    rare_total,
     stratified_order,
     subset_rows,
 )
@@ -274,6 +275,14 @@ def test_objective_gradient_equals_finite_differences(max_free):
     numerical = approx_fprime(z, lambda z: objective(z)[0], 1e-6)
     np.testing.assert_allclose(objective(z)[1], numerical, atol=1e-5)
     assert objective.moves.shape[1] == (2 if max_free == 1 else 4)
+
+
+@pytest.mark.parametrize(
+    ("Y", "expected"),
+    [([[1.0], [-1.0], [-1.0]], 1), ([[1.0, -1.0, -1.0]] * 3 + [[-1.0, 1.0, -1.0]] * 2, 2)],
+)
+def test_rare_total_counts_labels_beside_the_most_frequent_class(Y, expected):
+    assert rare_total(torch.tensor(Y)) == expected
 
 
 def test_search_ignores_rows_of_weight_zero():

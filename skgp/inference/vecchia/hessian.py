@@ -41,7 +41,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from skgp.inference.defaults import LATENT_CG, LATENT_DENSE, PROBE_TOL
+from skgp.inference.defaults import DRAW_NUMBERS, DRAW_TOL, LATENT_CG, LATENT_DENSE, PROBE_TOL
 from skgp.inference.vecchia.root import VecchiaRoot
 from skgp.inference.weights.directions import Direction
 from skgp.linalg.cg import block_cg
@@ -161,13 +161,18 @@ class SparseHessian:
 
     def spread(self, probes: tuple[Tensor, Tensor]) -> Tensor:
         """Posterior draws (N, c, k) about the mean, divided by the root of k."""
+        step = max(1, DRAW_NUMBERS // (len(probes[0]) * self.curvature.shape[1]))
+        parts = zip(*(each.split(step, 1) for each in probes), strict=True)
+        return torch.cat([self._draws(part) for part in parts], 2) / probes[0].shape[1] ** 0.5
+
+    def _draws(self, probes: tuple[Tensor, ...]) -> Tensor:
+        """Posterior draws (N, c, k) about the mean."""
         prior, other = self._repeated(probes)
         noise = self._by_columns(self.curvature.sqrt(), other)
-        draws = self.solve(prior + self.root.rmatmul(noise), PROBE_TOL)[0]
-        k = probes[0].shape[1]
-        return draws.reshape(len(draws), -1, k) / k**0.5
+        draws = self.solve(prior + self.root.rmatmul(noise), DRAW_TOL)[0]
+        return draws.reshape(len(draws), -1, probes[0].shape[1])
 
-    def _repeated(self, probes: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    def _repeated(self, probes: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
         """The same numbers for each column."""
         c = self.curvature.shape[1]
         return probes[0].repeat(1, c), probes[1].repeat(1, c)

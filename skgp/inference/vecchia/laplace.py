@@ -83,6 +83,7 @@ def find_mode(
     weight: Tensor | None = None,
     *,
     start: Tensor | None = None,
+    tol: float = LATENT_TOL,
     callback: Callback | None = None,
 ) -> LatentMode:
     """Newton's method from whitened coordinates `start` (N, c); offset (c,) or (n, c)."""
@@ -96,7 +97,7 @@ def find_mode(
         problem,
         start=start,
         solver=directions,
-        tol=LATENT_TOL,
+        tol=tol,
         loss_tol=0.0,
         max_iter=LATENT_STEPS,
         callback=callback,

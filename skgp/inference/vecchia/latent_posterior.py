@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from skgp.inference.defaults import LATENT_CUBES, LATENT_DRAWS
+from skgp.inference.defaults import LATENT_CUBES, LATENT_DRAWS, LEAST_DRAWS, MOST_DRAWN
 from skgp.inference.vecchia.conditionals import Conditionals
 from skgp.inference.vecchia.hessian import DenseHessian, SparseHessian, probes
 from skgp.inference.vecchia.posterior import VecchiaPosterior
@@ -50,15 +50,21 @@ class LatentPosterior(VecchiaPosterior):
         if self._is_dense:
             found = DenseHessian(root, self.curvature).spread().flatten(1)
         else:
-            numbers = probes(root, LATENT_DRAWS, torch.Generator().manual_seed(self.seed))
+            numbers = probes(root, self._n_draws, torch.Generator().manual_seed(self.seed))
             found = SparseHessian(root, self.curvature).spread(numbers).flatten(1)
         return root.matmul(found), found[: len(self.Z)].contiguous()
 
     @property
     def n_spread(self) -> int:
         """Columns c k of `spread`."""
-        k = len(self.X) + len(self.Z) if self._is_dense else LATENT_DRAWS
+        k = len(self.X) + len(self.Z) if self._is_dense else self._n_draws
         return len(self.offset) * k
+
+    @property
+    def _n_draws(self) -> int:
+        """Fewer of many points."""
+        numbers = len(self.offset) * (len(self.X) + len(self.Z))
+        return max(LEAST_DRAWS, min(LATENT_DRAWS, MOST_DRAWN // numbers))
 
     @property
     def _is_dense(self) -> bool:

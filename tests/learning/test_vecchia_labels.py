@@ -1,0 +1,86 @@
+"""The search of a Vecchia classifier: evidence of a subset, labels as numbers, held-out labels."""
+
+import numpy as np
+import pytest
+import torch
+from sklearn.gaussian_process.kernels import Matern
+
+from skgp.learning import vecchia_labels
+from skgp.learning.search import HyperparameterFit
+from skgp.learning.vecchia import VecchiaSettings
+from skgp.learning.vecchia_labels import fit_labels
+from skgp.likelihoods import Bernoulli
+from tests.learning.test_vecchia_laplace import KERNEL, OFFSET, evidence, labelled
+
+
+def searched(monkeypatch, dense, data, *, callback=None, exact_rows=0, **settings):
+    monkeypatch.setattr(vecchia_labels.SearchSettings, "exact_rows", exact_rows)
+    monkeypatch.setattr(
+        vecchia_labels, "fit_classification_hyperparameters", lambda *_, **__: dense
+    )
+    settings = {"n_neighbors": 6, "n_inducing": 5, "n_stages": 1, "max_iter": 0, **settings}
+    return fit_labels(
+        [KERNEL],
+        data,
+        VecchiaSettings(**settings),
+        Bernoulli("logit"),
+        OFFSET,
+        generator=torch.Generator().manual_seed(0),
+        callback=callback,
+    )
+
+
+def test_evidence_moves_amplitude_and_the_common_length_scale(monkeypatch):
+    data, told = labelled(200), []
+    monkeypatch.setattr(vecchia_labels, "VECCHIA_LABEL_MOVES", ())
+    start = KERNEL.clone_with_theta(KERNEL.theta - 1.0)
+    dense = HyperparameterFit(start, history=[-1.0])
+    found, n_inducing = searched(
+        monkeypatch, dense, data, max_iter=6, callback=lambda _, info: told.append(info["loss"])
+    )
+    assert n_inducing == 5
+    np.testing.assert_allclose(found.history[1:], np.negative(told))
+    np.testing.assert_allclose(np.ptp(found.kernel.theta[1:]), np.ptp(start.theta[1:]))
+    at = evidence(data, H=6)
+    assert at(found.kernel.theta)[0] < at(start.theta)[0] - 0.01
+
+
+@pytest.mark.parametrize(("n_neighbors", "exact_rows"), [(6, 0), (0, 0), (6, 2500)])
+def test_all_labels_as_numbers_are_asked_where_there_are_neighbours(
+    monkeypatch, n_neighbors, exact_rows
+):
+    """And more observations than the dense evidence takes."""
+    subset = HyperparameterFit(4.0 * Matern([0.5, 0.5]), history=[-1.0])
+    told = []
+
+    def by_all_labels(found, kernels, data, *, information, **options):
+        told.append((found, len(data), information))
+        return found
+
+    monkeypatch.setattr(vecchia_labels, "search_label_kernel", by_all_labels)
+    monkeypatch.setattr(vecchia_labels, "VECCHIA_LABEL_MOVES", ())
+    searched(monkeypatch, subset, labelled(200), n_neighbors=n_neighbors, exact_rows=exact_rows)
+    assert told == ([(subset, 200, 0.25)] if n_neighbors > 0 and exact_rows == 0 else [])
+
+
+@pytest.mark.parametrize(("better", "scale"), [("other", 0.1), ("subset", 1.0)])
+def test_held_out_labels_choose_between_two_kernels(monkeypatch, better, scale):
+    """Labels of a chessboard, or labels that change slowly."""
+    data = labelled(300)
+    if better == "other":
+        cell = (5 * data.X).floor().sum(1, keepdim=True)
+        data.y[:] = torch.where(cell % 2 == 0, 1.0, -1.0)
+    kernels = {"subset": 4.0 * Matern([1.0, 1.0]), "other": 100.0 * Matern([0.1, 0.1])}
+    fits = {name: HyperparameterFit(kernel) for name, kernel in kernels.items()}
+    monkeypatch.setattr(vecchia_labels, "search_label_kernel", lambda *_, **__: fits["other"])
+    monkeypatch.setattr(vecchia_labels, "VECCHIA_LABEL_MOVES", ())
+    found, _ = searched(monkeypatch, fits["subset"], data)
+    np.testing.assert_allclose(found.kernel.k2.length_scale, scale, rtol=0.5)
+
+
+def test_held_out_labels_raise_an_amplitude_that_is_too_small(monkeypatch):
+    dense = HyperparameterFit(0.05 * Matern([0.5, 0.5]))
+    monkeypatch.setattr(vecchia_labels, "search_label_kernel", lambda found, *_, **__: found)
+    found, n_inducing = searched(monkeypatch, dense, labelled(200), n_inducing=None)
+    assert found.kernel.k1.constant_value > 0.2
+    assert n_inducing in (0, 200)
