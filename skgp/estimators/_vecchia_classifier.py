@@ -132,9 +132,8 @@ class VecchiaGPClassifier(ProjectedClassifierMixin, VecchiaMixin, BaseGPClassifi
     -----
     Observations of equal inputs and labels are merged. Posterior variances are exact for up to some
     1700 observations of two classes, else estimated from 50 draws at the observations, 20 of many,
-    which
-    ``random_state`` decides: the prediction at a point is the same whatever points come with it.
-    With H or m as many as the observations this is the dense classifier, at a higher cost.
+    which ``random_state`` decides: the prediction at a point is the same whatever points come with
+    it. With H or m as many as the observations this is the dense classifier, at a higher cost.
 
     References
     ----------
