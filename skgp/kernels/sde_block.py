@@ -133,6 +133,14 @@ class Block:
             [self.variance * reduce(np.multiply, others[i], slope) for i, slope in shaped.items()],
         )
 
+    def slope(self, lags: np.ndarray) -> np.ndarray:
+        """Derivative of a stationary k in the lag, at 0 that to the right."""
+        lags, slope, k = np.maximum(lags, 1e-100), np.zeros_like(lags), np.ones_like(lags)
+        for p, r in zip(self.primitives, self.rates, strict=True):
+            value, in_log_rate = p.intended(r * lags, None)
+            slope, k = slope * value + k * in_log_rate, k * value
+        return self.variance * slope / lags
+
     def _correlations(
         self,
         lags: np.ndarray,

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from sklearn.base import clone
 from sklearn.ensemble import BaggingRegressor
 from sklearn.gaussian_process.kernels import RBF, Matern, WhiteKernel
 
@@ -97,8 +98,7 @@ X_TEST = np.linspace(-2.8, 2.8, 50)[:, None]
 
 
 def make(name):
-    model = FITS[name]
-    return model.set_params(random_state=0)
+    return clone(FITS[name]).set_params(random_state=0)
 
 
 def assert_noise_is_found(model):

@@ -166,10 +166,10 @@ class DensePosterior:
         """The trace of V Omega, which is that of I - B^-1."""
         return float((1.0 - self._inverse.diagonal()).sum())
 
-    def given(self, across: np.ndarray, var: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Mean and variance (k,) of f at places of covariances (k, m) and prior variances (k,)."""
-        half, _ = lapack.dtrtrs(self._L, (across * self._root).T, lower=True)
-        return across @ self._alpha, np.maximum(var - np.einsum("ij,ij->j", half, half), 0.0)
+    def given(self, across: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean (k,) of f at places of covariances (k, m), and the root (m, k) of what is known."""
+        L, root, alpha = map(torch.from_numpy, (self._L, self._root, self._alpha))
+        return across @ alpha, torch.linalg.solve_triangular(L, (across * root).T, upper=False)
 
     def misfit(self, centre: Tensor) -> float:
         """As of `Evidence`."""

@@ -3,6 +3,7 @@
 from functools import cached_property
 
 import numpy as np
+import torch
 from torch import Tensor, from_numpy
 
 from skgp.inference.defaults import PREDICTED_ENTRIES
@@ -44,25 +45,49 @@ class ShortPosterior(Posterior):
 
     def marginals(self, x_new: Tensor) -> tuple[Tensor, Tensor]:
         """Mean and variance of f at times in any order, each (m,)."""
-        origin, x = self._dynamics.origin, x_new.detach().cpu().numpy()
-        before = origin is not None and len(x) and x.min() < origin
-        many = len(x) * len(self.times) > PREDICTED_ENTRIES and not self._dynamics.is_approximate
-        if x_new.requires_grad or before or many:
+        origin, approximate = self._dynamics.origin, self._dynamics.is_approximate
+        many = len(x_new) * len(self.times) > PREDICTED_ENTRIES and not approximate
+        slopes = x_new.requires_grad and (origin is not None or not approximate)
+        if many or slopes or self._before(x_new):
             return super().marginals(x_new)
-        mean, var = np.empty_like(x), np.empty_like(x)
         size = max(1, PREDICTED_ENTRIES // len(self.times))
-        for rows in (slice(start, start + size) for start in range(0, len(x), size)):
-            across = self._covariances(x[rows], self.times.numpy())
-            mean[rows], var[rows] = self._dense.given(across, self._variances(x[rows]))
-        return from_numpy(mean), from_numpy(var)
+        means, variances = zip(*map(self._of_tile, x_new.split(size)), strict=True)
+        return torch.cat(means), torch.cat(variances)
 
-    def _covariances(self, x: np.ndarray, times: np.ndarray) -> np.ndarray:
-        """Prior covariances (k, m) of f at times (k,) with those at others (m,)."""
-        return self._of_lags(np.abs(x[:, None] - times), np.minimum(x[:, None], times))
+    def covariance(self, x_new: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean (m,) and joint covariance (m, m) of f at times in any order."""
+        if not self._dynamics.is_approximate or self._before(x_new):
+            return super().covariance(x_new)
+        mean, half = self._dense.given(self._across(x_new))
+        x = x_new.numpy()
+        prior = from_numpy(self._of_lags(np.abs(x[:, None] - x), np.minimum(x[:, None], x)))
+        covariance = prior - half.T @ half
+        covariance.diagonal().clamp_(min=0)
+        return mean, covariance
 
-    def _variances(self, x: np.ndarray) -> np.ndarray:
-        """Prior variances (k,)."""
-        return self._of_lags(np.zeros_like(x), x)
+    def _before(self, x_new: Tensor) -> bool:
+        """Whether a time lies before the origin."""
+        origin = self._dynamics.origin
+        return origin is not None and bool((x_new < origin).any())
+
+    def _of_tile(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean and variance (k,) at some times."""
+        mean, half = self._dense.given(self._across(x))
+        at = x.detach().numpy()
+        var = from_numpy(self._of_lags(np.zeros_like(at), at))
+        return mean, (var - half.square().sum(0)).clamp_min(0.0)
+
+    def _across(self, x: Tensor) -> Tensor:
+        """Prior covariances (k, m) of f at times (k,) with those of the series; differentiable."""
+        lags = x[:, None] - self.times
+        at = lags.detach().numpy()
+        earlier = torch.minimum(x.detach()[:, None], self.times).numpy()
+        across = from_numpy(self._of_lags(np.abs(at), earlier))
+        if not x.requires_grad:
+            return across
+        slopes = [block.slope(np.abs(at)) for _, block in self._dynamics.blocks]
+        slope = from_numpy(np.where(at < 0, -1, 1) * np.sum(slopes, 0))
+        return across + slope * (lags - lags.detach())
 
     def _of_lags(self, lags: np.ndarray, earlier: np.ndarray) -> np.ndarray:
         since = None if self._dynamics.origin is None else earlier - self._dynamics.origin

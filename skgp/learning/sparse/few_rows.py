@@ -247,10 +247,10 @@ def search_by_evidence(
 ) -> HyperparameterFit | None:
     """Learn a kernel of f, or the best of several, by the evidence of at most DENSE_ROWS rows.
 
-    None where that is not known (`has_evidence`).
+    None where that is not known (`has_evidence`), and of Gaussian noise, which is learned along.
     """
     objective = Objective(likelihood, "elbo")
-    if not has_evidence(objective, kernels):
+    if likelihood.is_gaussian or not has_evidence(objective, kernels):
         return None
     some = data.some(defaults.DENSE_ROWS, generator)
     some = replace(some, y=some.y.reshape(len(some), -1))

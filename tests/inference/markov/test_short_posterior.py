@@ -37,6 +37,36 @@ def test_marginals_are_those_of_the_filter(kernel):
     assert torch.equal(short.covariance(new)[1], filtered.covariance(new)[1])
 
 
+@pytest.mark.parametrize(
+    "kernel",
+    [1.3 * RBF(2.0), RBF(1.0) * Cosine(1.7) + 0.2 * Matern(1.5, nu=1.5) * RBF(3.0)],
+    ids=["rbf", "products"],
+)
+def test_moments_and_slopes_of_rbf_are_those_of_a_dense_process(kernel):
+    """Not those of the process that approximates it: on, between and off the times."""
+    dynamics, times, beta, weight = series(kernel)
+    short, seen = posterior_of(dynamics, times, beta, weight), weight > 0
+    X, noise = times[seen].numpy()[:, None], np.diag(1 / weight[seen].numpy())
+    new = torch.tensor([3.0, -0.5, 14.0, float(times[seen][4]), 5.5], dtype=torch.float64)
+
+    def dense(x):
+        cross, K = kernel(x[:, None], X), kernel(X) + noise
+        mean = cross @ np.linalg.solve(K, np.sin(X[:, 0]))
+        return mean, kernel(x[:, None]) - cross @ np.linalg.solve(K, cross.T)
+
+    expected = dense(new.numpy())
+    for found, each in zip(short.covariance(new), expected, strict=True):
+        np.testing.assert_allclose(found, each, rtol=0, atol=1e-10)
+    np.testing.assert_allclose(short.marginals(new)[1], expected[1].diagonal(), atol=1e-10)
+    moving, step = new.clone().requires_grad_(), 1e-5
+    mean, var = short.marginals(moving)
+    ends = [dense(new.numpy() + sign * step) for sign in (1, -1)]
+    for found, i in ((mean, 0), (var, 1)):
+        (slope,) = torch.autograd.grad(found.sum(), moving, retain_graph=True)
+        up, down = (end[0] if i == 0 else end[1].diagonal() for end in ends)
+        np.testing.assert_allclose(slope, (up - down) / (2 * step), atol=1e-6)
+
+
 def test_the_filter_predicts_before_an_origin_far_from_it_and_of_many(monkeypatch):
     given = series(KERNELS[1])
     short, filtered = posterior_of(*given), Posterior(*given)
