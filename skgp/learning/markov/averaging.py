@@ -35,13 +35,15 @@ from skgp.kernels import LocalLinearTrend
 from skgp.kernels.expression import summands
 from skgp.learning.markov.defaults import (
     AVERAGED_ROWS,
+    CHOICE_ITER,
     LEAST_WEIGHT,
     LINE_LEAST_ROWS,
+    LINE_NATS,
     SEASON_LEAST_ROWS,
 )
 from skgp.learning.markov.objectives import Component, Objective
 from skgp.learning.markov.refinement import with_fine_form
-from skgp.learning.markov.scoring import short_climb
+from skgp.learning.markov.scoring import scored_climb, short_climb
 from skgp.learning.markov.search import Climb, Search
 from skgp.learning.markov.structure import Structure, parts_of
 from skgp.learning.posterior.defaults import NOISE_SHARE, SD
@@ -175,7 +177,10 @@ def _over_line(
             short_climb(Component(kernel + part), objective, likelihood, parameters)
             for kernel, parameters in starts
         ]
-        return max(searches, key=lambda search: search.value)
+        best = max(searches, key=lambda search: search.value)
+        options = {"tol": LINE_NATS, "max_evaluations": CHOICE_ITER}
+        place = best.components[0], objective, likelihood, best.parameters
+        return scored_climb(*place, options=options) or best
 
     line = above(make.straight())
     odds = math.exp(min(line.value - above(make.constant()).value, -math.log(LEAST_WEIGHT)))

@@ -62,6 +62,8 @@ AVERAGED_ROWS, LEAST_WEIGHT = 5, 1e-3
 #: trend that is chosen instead loses .9 there, and an average with a line of as wide a prior as
 #: long series have .6.
 LINE_LEAST_ROWS = 4
+#: Nats to which the evidence with a line and without is found, their share to .0025.
+LINE_NATS = 0.01
 
 #: Minibatches: Adam's rate, at most, and the sum of the rates of all iterations; the least share of
 #: a minibatch in the sites; when a smoothed loss no longer falls.

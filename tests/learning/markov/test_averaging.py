@@ -112,7 +112,7 @@ def test_the_share_of_a_line_is_the_ratio_of_dense_evidences(slope, wave):
     parts = zip(state.states, state.weights, strict=True)
     above = [weight for each, weight in parts if "LocalLinearTrend" in str(each.kernel)]
     assert 0.1 < share < 0.9
-    np.testing.assert_allclose(above, [share], atol=0.02)  # searches end within .05 nats
+    np.testing.assert_allclose(above, [share], atol=0.01)
     assert ("LocalLinearTrend" in str(state.kernel)) == (share > 0.5)  # that of the likelier
 
 
