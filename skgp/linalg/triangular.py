@@ -1,16 +1,22 @@
 r"""Systems with a sparse triangular matrix of unit diagonal, I - B.
 
-Rows fall into levels: those of a level depend on earlier levels alone, and substitution works
-through these, a sparse product each. There are some hundred of random orders, whose few rows each
-are no work for a device: SciPy does it on the host.
+Few numbers are substituted row by row (SuperLU). Many go level by level: rows of a level depend on
+earlier levels alone, of which there are some hundred of random orders, a sparse product each. Their
+few rows each are no work for a device: SciPy does it on the host.
 """
 
 from __future__ import annotations
 
+from functools import cached_property
+from typing import Any
+
 import numpy as np
 import scipy.sparse as sparse
 import torch
+from scipy.sparse.linalg import splu
 from torch import Tensor
+
+from skgp.linalg.defaults import LEVELLED_NUMBERS
 
 
 class UnitLower:
@@ -24,7 +30,7 @@ class UnitLower:
 
     Notes
     -----
-    A solution with k columns takes O(n H k), a third of SciPy's `splu` (60000 rows of 20 entries).
+    A solution with k columns takes O(n H k).
     """
 
     def __init__(self, index: Tensor, b: Tensor) -> None:
@@ -32,31 +38,46 @@ class UnitLower:
         columns, values = index.cpu().numpy(), b.cpu().numpy()
         rows = np.broadcast_to(np.arange(n)[:, None], (n, H))
         kept = columns < rows
-        B = sparse.csr_matrix((values[kept], (rows[kept], columns[kept])), shape=(n, n))
-        levels = _levels(B)
-        self._order = np.concatenate(levels)
-        ends = np.cumsum([len(level) for level in levels])
-        slices = [slice(end - len(level), end) for level, end in zip(levels, ends, strict=True)]
-        B = B[self._order][:, self._order]
-        turned = B.T.tocsr()
-        self._blocks = [(rows, B[rows]) for rows in slices[1:]]
-        self._turned = [(rows, turned[rows]) for rows in slices[-2::-1]]
+        entries = (values[kept], (rows[kept], columns[kept]))
+        self._B = sparse.csr_matrix(entries, shape=(n, n))
 
     def solve(self, V: Tensor) -> Tensor:
         """(I - B)^-1 V, (n, k)."""
-        return self._solved(V, self._blocks)
+        return self._solved(V, turned=False)
 
     def rsolve(self, V: Tensor) -> Tensor:
         """(I - B)^-T V, (n, k)."""
-        return self._solved(V, self._turned)
+        return self._solved(V, turned=True)
 
-    def _solved(self, V: Tensor, blocks: list) -> Tensor:
-        found = V.cpu().numpy()[self._order]
-        for rows, block in blocks:
-            found[rows] += block @ found
-        out = np.empty_like(found)
-        out[self._order] = found
+    def _solved(self, V: Tensor, turned: bool) -> Tensor:
+        given = V.cpu().numpy()
+        if given.size <= LEVELLED_NUMBERS:
+            out = self._factor.solve(np.asfortranarray(given), "T" if turned else "N")
+        else:
+            order, *blocks = self._levels
+            found, out = given[order], np.empty_like(given)
+            for rows, block in blocks[turned]:
+                found[rows] += block @ found
+            out[order] = found
         return torch.from_numpy(out).to(V.device)
+
+    @cached_property
+    def _factor(self) -> Any:
+        """Of SuperLU: with neither permutations nor pivots, the matrix and the identity."""
+        matrix = sparse.eye(self._B.shape[0], format="csc") - self._B.tocsc()
+        options = {"Equil": False, "SymmetricMode": False}
+        return splu(matrix, permc_spec="NATURAL", diag_pivot_thresh=0.0, options=options)
+
+    @cached_property
+    def _levels(self) -> tuple[np.ndarray, list, list]:
+        """Rows by level; those of each level after the first, and B or its transpose there."""
+        levels = _levels(self._B)
+        order, ends = np.concatenate(levels), np.cumsum([len(level) for level in levels])
+        slices = [slice(end - len(level), end) for level, end in zip(levels, ends, strict=True)]
+        B = self._B[order][:, order]
+        turned = B.T.tocsr()
+        ahead = [(rows, B[rows]) for rows in slices[1:]]
+        return order, ahead, [(rows, turned[rows]) for rows in slices[-2::-1]]
 
 
 def _levels(B: sparse.csr_matrix) -> list[np.ndarray]:
