@@ -71,7 +71,7 @@ class UnitLower:
     @cached_property
     def _levels(self) -> tuple[np.ndarray, list, list]:
         """Rows by level; those of each level after the first, and B or its transpose there."""
-        levels = _levels(self._B)
+        levels = levels_of(self._B)
         order, ends = np.concatenate(levels), np.cumsum([len(level) for level in levels])
         slices = [slice(end - len(level), end) for level, end in zip(levels, ends, strict=True)]
         B = self._B[order][:, order]
@@ -80,7 +80,7 @@ class UnitLower:
         return order, ahead, [(rows, turned[rows]) for rows in slices[-2::-1]]
 
 
-def _levels(B: sparse.csr_matrix) -> list[np.ndarray]:
+def levels_of(B: sparse.csr_matrix) -> list[np.ndarray]:
     """Rows of strictly triangular B by level, each of rows with entries in those before alone."""
     left, users = np.diff(B.indptr), B.tocsc()
     levels = [np.flatnonzero(left == 0)]

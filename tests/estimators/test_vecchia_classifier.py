@@ -191,3 +191,33 @@ def test_variances_far_above_the_jitter_leave_a_residual(scale, n_inducing):
     assert np.isfinite(model.predict_log_proba(X)).all()
     quantity = VecchiaGPRegressor(kernel + WhiteKernel(), **settings).fit(X, X[:, 0] / scale)
     assert quantity.score(X, X[:, 0] / scale) > 0.9
+
+
+@pytest.mark.parametrize("kernel", [None, KERNEL])
+@pytest.mark.parametrize(("few", "is_rare"), [(3, True), (20, False)])
+@pytest.mark.parametrize(
+    ("make", "module"),
+    [
+        (VecchiaGPClassifier, "learning.vecchia_labels"),
+        (QSGPClassifier, "estimators._qsgp_classifier"),
+    ],
+)
+def test_default_kernels_are_held_to_their_start_where_labels_are_rare(
+    make, module, few, is_rare, kernel, monkeypatch
+):
+    """And follow labels left out elsewhere; kernels given do neither."""
+    asked = []
+
+    class Asked(Exception):
+        pass
+
+    def search(*_, settings, **__):
+        asked.append((settings.rescales, settings.scale_std))
+        raise Asked
+
+    monkeypatch.setattr(f"skgp.{module}.fit_classification_hyperparameters", search)
+    X, y = labels(60)[0], np.arange(60) < few
+    with pytest.raises(Asked):
+        make(kernel, random_state=0).fit(X, y)
+    default = (False, 1.0) if is_rare else (True, np.inf)
+    assert asked == [default if kernel is None else (False, np.inf)]
