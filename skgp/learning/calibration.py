@@ -81,13 +81,17 @@ def choose_moderation(
     column by itself: for a choice of the columns of many classes. Other factors than the simplest
     have to be better by `n_errors` standard errors.
     """
-    losses = {}
-    for factor in MODERATIONS:
-        scaled = factor * var if factor else None
+
+    def density(Y: Tensor, mean: Tensor, var: Tensor | None) -> Tensor:
         if separately:
-            losses[factor] = -_log_prob(likelihood, Y, mean, scaled).mean(1)
-        else:
-            losses[factor] = -class_log_density(likelihood, Y, mean, scaled)
+            return _log_prob(likelihood, Y, mean, var).mean(-1)
+        return class_log_density(likelihood, Y, mean, var)
+
+    # All factors but 0, the mean alone, at once: of few rows a call costs more than its rows.
+    none, *factors = MODERATIONS
+    scaled = torch.stack([factor * var for factor in factors])
+    found = density(Y.expand_as(scaled), mean.expand_as(scaled), scaled)
+    losses = {none: -density(Y, mean, None), **dict(zip(factors, -found, strict=True))}
     ordered = [losses[factor] for factor in _FROM_SIMPLEST]
     best = choose(ordered, weight=weight, least_share=LABEL_SHARE, n_errors=n_errors)
     return _FROM_SIMPLEST[best], losses

@@ -77,10 +77,10 @@ class LaplaceEvidence:
 
     Attributes
     ----------
-    latents : list of arrays (n,) or None
-        :math:`\hat g` of each column at the last theta, from which the next mode is sought. When K
-        is scaled, it changes far less than :math:`K K_{old}^{-1} \hat g_{old}`, so this and not
-        ``alpha`` is kept.
+    modes : list of _Mode or None
+        That of each column at the last theta; the next is sought from its :math:`\hat g`. When K is
+        scaled, it changes far less than :math:`K K_{old}^{-1} \hat g_{old}`, so this and not
+        ``alpha`` is gone on from.
     """
 
     def __init__(
@@ -108,7 +108,7 @@ class LaplaceEvidence:
             _Column(y, likelihood, b, weight, self._gram.few)
             for y, b in zip(labels, offsets, strict=True)
         ]
-        self.latents: list = [column.start for column in self._columns]
+        self.modes = [column.start for column in self._columns]
 
     @torch.no_grad()
     def __call__(self, theta: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -136,8 +136,8 @@ class LaplaceEvidence:
 
     def _solve(self, K: Any, j: int) -> tuple["_Mode", Any, float]:
         """Of column j the mode, which is remembered, the factor of B there, and the evidence."""
-        mode = _mode(K, self._columns[j], self.latents[j], self._max_newton)
-        self.latents[j] = mode.g
+        mode = _mode(K, self._columns[j], self.modes[j], self._max_newton)
+        self.modes[j] = mode
         L = _factor(K, mode.curvature**0.5)
         return mode, L, mode.value - 0.5 * float(log_det(L))
 
@@ -188,11 +188,12 @@ class _Column:
     def __init__(self, y: Tensor, likelihood, offset: Tensor, weight: Tensor, few: bool) -> None:
         self.y, self.likelihood, self.offset, self.weight = y, likelihood, offset, weight
         self._like_K = Tensor.numpy if few else lambda tensor: tensor
-        self.zero = self._like_K(torch.zeros_like(self.y))
-        self.start = None  # of the first mode: from g = 0 large counts are too far
+        zero = self._like_K(torch.zeros_like(self.y))
+        self.origin = self.at(zero, zero)
+        self.start: _Mode | None = None  # of the first mode: from g = 0 large counts are too far
         if likelihood.has_link:
             f, _ = likelihood.gaussian_observations(y, offset)
-            self.start = self._like_K(f - offset)
+            self.start = self.at(zero, self._like_K(f - offset))
 
     def derivatives(self, g: Any) -> tuple[float, Any, Any]:
         """Weighted sum, its slope, and minus its second derivative, (n,) each."""
@@ -215,12 +216,12 @@ class _Column:
         return _Mode(alpha, g, value - 0.5 * float(alpha @ g), slope, curvature)
 
 
-def _mode(K: Any, column: _Column, start: Any, max_newton: int) -> _Mode:
+def _mode(K: Any, column: _Column, start: _Mode | None, max_newton: int) -> _Mode:
     """Newton's method with step halving (Algorithm 3.1)."""
-    mode = column.at(column.zero, column.zero)
+    mode = column.origin
     if start is not None:
-        # K^-1 start is unknown, so that the step itself is judged, not what it starts from.
-        alpha = _newton(K, *column.derivatives(start)[1:], start)
+        # K^-1 g is unknown, so that the step itself is judged, not what it starts from.
+        alpha = _newton(K, start.slope, start.curvature, start.g)
         mode = max(mode, column.at(alpha, K @ alpha), key=lambda mode: mode.value)
     for _ in range(max_newton):
         step = _newton(K, mode.slope, mode.curvature, mode.g) - mode.alpha

@@ -101,6 +101,14 @@ class Bernoulli(Likelihood):
         hazard = math.sqrt(2 / math.pi) / torch.special.erfcx(-y * f / math.sqrt(2))
         return y * hazard, -hazard * (hazard + y * f)
 
+    def _log_prob_and_derivatives(self, y: Tensor, f: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        if self.link == "probit":
+            return super()._log_prob_and_derivatives(y, f)
+        margin = y * f
+        wrong = torch.sigmoid(-margin)
+        second = (-wrong).mul_(torch.sigmoid(margin))
+        return torch.nn.functional.logsigmoid(margin), y * wrong, second
+
     def skewness(self, y: Tensor, f: Tensor) -> Tensor:
         """In closed form for the logit link."""
         return torch.tanh(f / 2) if self.link == "logit" else super().skewness(y, f)
