@@ -20,17 +20,26 @@ from skgp.estimators import log_predictive_density_scorer
 from tests.same import assert_same
 
 
-def sklearn_checks(*estimators, expected_failed_checks=None):
-    """Return a test function that runs every check of scikit-learn on each estimator."""
+def sklearn_checks(*estimators, expected_failed_checks=lambda estimator: {}, variants=True):
+    """Return a test function that runs every check of scikit-learn on each estimator.
 
+    Without ``variants`` what it runs in memory and on read-only maps, in float64 and in float32,
+    runs once for each class: on read-only maps and in float32.
+    """
     known = inspect.signature(parametrize_with_checks).parameters
     strict = {"xfail_strict": True} if "xfail_strict" in known else {}  # since scikit-learn 1.8
-
-    @parametrize_with_checks(
-        list(estimators),
-        expected_failed_checks=lambda estimator: expected_failed_checks or {},
-        **strict,
+    mark = parametrize_with_checks(
+        list(estimators), expected_failed_checks=expected_failed_checks, **strict
     )
+    names, cases = mark.args[0], list(mark.args[1])
+    if not variants:
+        kept = {}  # of the variants the last, which is the one furthest from plain arrays
+        for case in cases:
+            estimator, check = getattr(case, "values", case)
+            kept[type(estimator), check.func] = case
+        cases = list(kept.values())
+
+    @pytest.mark.parametrize(names, cases, **mark.kwargs)
     def test_sklearn_check(estimator, check):
         check(estimator)
 

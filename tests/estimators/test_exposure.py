@@ -110,7 +110,7 @@ def test_missing_counts_of_a_series_take_their_exposures_with_them():
 
 @pytest.mark.parametrize("link", ["exp", "softplus"])
 def test_rates_are_recovered_whatever_the_exposures(make, link):
-    X, y, exposure = problem(160)
+    X, y, exposure = problem(100)
     model = make(link=link, max_iter=10).fit(X, y, exposure=exposure)
     grid = np.linspace(-2.5, 2.5, 30)
     error = np.log(model.predict(grid[:, None]) / rates(grid))

@@ -511,10 +511,10 @@ def test_a_constant_target_is_that_of_the_estimator_itself(method):
 @pytest.mark.parametrize("method", ["exact", "qsgp"])
 def test_a_constant_target_leaves_the_noise_of_the_others_as_it_is(method):
     """It counted as one without noise, its mean being rounded: two targets had half of theirs."""
-    X, y = np.tile(SERIES, (20, 1)), np.tile(Y, 20) + RNG.standard_normal(800)
+    X, y = np.tile(SERIES, (10, 1)), np.tile(Y, 10) + RNG.standard_normal(400)
     kernel = 1.0 * RBF() + WhiteKernel(1.0)
     params = dict(kernel=kernel, method=method, normalize_y=True, random_state=0)
-    two = GaussianProcessRegressor(**params).fit(X, np.column_stack([y, np.full(800, 3.7)]))
+    two = GaussianProcessRegressor(**params).fit(X, np.column_stack([y, np.full(400, 3.7)]))
     one = GaussianProcessRegressor(**params).fit(X, y)
     np.testing.assert_allclose(two.kernel_.theta, one.kernel_.theta, rtol=1e-6)
     assert two.noise_variance_[0] == pytest.approx(one.noise_variance_)

@@ -96,10 +96,10 @@ def test_neighbours_of_noise_free_rows_are_learned_with_their_jitter(monkeypatch
     short = {**hyperparameters.SEARCH, "exact_rows": 100, "subset_size": 150, "n_steps": 60}
     monkeypatch.setattr(hyperparameters, "SEARCH", short)
     monkeypatch.setattr(_swsgp, "SWSGP_EXACT_ROWS", 100)
-    rows = np.random.default_rng(0).uniform(-2, 2, (900, 2))
+    rows = np.random.default_rng(0).uniform(-2, 2, (700, 2))
     y = np.sin(3 * rows[:, 0]) + 0.5 * rows[:, 1] ** 2
-    model = skgp.SWSGPRegressor(random_state=0).fit(rows[:500], y[:500])
-    error = model.predict(rows[500:]) - y[500:]
+    model = skgp.SWSGPRegressor(random_state=0).fit(rows[:300], y[:300])
+    error = model.predict(rows[300:]) - y[300:]
     assert np.sqrt(np.mean(error**2)) < 0.03
 
 

@@ -19,9 +19,9 @@ def test_minibatches_learn_what_all_rows_teach(series, rng):
     x, f = series
     y = f + 0.2 * rng.standard_normal(400)
     options = {"kernel": SIGNAL, "n_inducing": 25, "random_state": 0}
-    model = StateSpaceGPRegressor(batch_size=50, max_iter=80, **options).fit(x, y)
+    model = StateSpaceGPRegressor(batch_size=50, max_iter=40, **options).fit(x, y)
     whole = StateSpaceGPRegressor(**options).fit(x, y)
-    assert model.n_iter_ == 80
+    assert model.n_iter_ == 40
     assert model.log_marginal_likelihood_value_ > whole.log_marginal_likelihood_value_ - 3
     assert np.sqrt(np.mean((model.predict(x) - f) ** 2)) < 0.07
 

@@ -378,15 +378,15 @@ def test_stopped_fit_is_usable(data, X_new):
 def test_few_inducing_points_have_the_noise_of_what_they_leave(params):
     """Of rough data, most of which sixteen points cannot follow."""
     rng = np.random.default_rng(0)
-    X = rng.uniform(-3, 3, (800, 3))
-    y = np.sin(2 * X[:, 0]) * np.cos(2 * X[:, 1]) + X[:, 2] + 0.05 * rng.standard_normal(800)
+    X = rng.uniform(-3, 3, (600, 3))
+    y = np.sin(2 * X[:, 0]) * np.cos(2 * X[:, 1]) + X[:, 2] + 0.05 * rng.standard_normal(600)
     kernel = 1.0 * RBF([1.0, 1.0, 3.0]) + WhiteKernel(1e-3)
     fit = SWSGPRegressor(kernel, n_inducing=16, n_neighbors=8, random_state=0, **params)
-    fit.fit(X[:300], y[:300])
-    error = y[300:] - fit.predict(X[300:])
-    std = fit.predict(X[300:], return_std=True)[1]
+    fit.fit(X[:200], y[:200])
+    error = y[200:] - fit.predict(X[200:])
+    std = fit.predict(X[200:], return_std=True)[1]
     assert 0.7 < np.sqrt(np.mean((error / std) ** 2)) < 1.4  # it was 2 to 6
-    assert density(fit, X[300:], y[300:]) > -0.95
+    assert density(fit, X[200:], y[200:]) > -0.95
 
 
 def _few_columns_matter(rng, X):
@@ -403,13 +403,13 @@ def _rows_lie_near_a_plane(rng, X):
 )
 def test_many_columns_are_projected_only_where_rows_held_out_gain(make):
     rng = np.random.default_rng(0)
-    X, f = make(rng, rng.standard_normal((700, 60)))
-    y = f + 0.1 * rng.standard_normal(700)
+    X, f = make(rng, rng.standard_normal((500, 60)))
+    y = f + 0.1 * rng.standard_normal(500)
     auto, none = (
-        SWSGPRegressor(projection=each, n_neighbors=16, random_state=0).fit(X[:240], y[:240])
+        SWSGPRegressor(projection=each, n_neighbors=16, random_state=0).fit(X[:160], y[:160])
         for each in ("auto", None)
     )
-    losses = [-model.log_predictive_density(X[240:], y[240:]) for model in (auto, none)]
+    losses = [-model.log_predictive_density(X[160:], y[160:]) for model in (auto, none)]
     worse = losses[0] - losses[1]
     assert worse.mean() < 2 * worse.std() / np.sqrt(len(worse)) + 0.01
 

@@ -119,7 +119,7 @@ def test_more_inducing_points_than_rows_are_lowered():
 
 def test_observations_decide_on_inducing_points(rng):
     """Smooth functions gain by them, rough ones do not."""
-    X = rng.uniform(0, 1, (3500, 2))
+    X = rng.uniform(0, 1, (2600, 2))
     f = np.sin(6 * X[:, 0]) * np.cos(5 * X[:, 1])
     y = f + 0.3 * rng.standard_normal(len(X))
     kernel = RBF(0.25) + WhiteKernel(0.1)

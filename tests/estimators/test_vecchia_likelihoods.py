@@ -105,7 +105,7 @@ def test_iterative_and_dense_predictions_agree(kind, monkeypatch):
 
 
 def test_parameters_of_the_noise_are_learned():
-    X, y, _, f = problem("student_t", 150)
+    X, y, _, f = problem("student_t", 100)
     model = VecchiaGPRegressor(likelihood="student_t", random_state=0).fit(X, 50 + 10 * y)
     assert 1.0 < model.likelihood_scale_ < 2.2  # of 1.5
     assert 2 < model.degrees_of_freedom_ < 5
