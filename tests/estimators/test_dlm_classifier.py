@@ -187,7 +187,7 @@ def test_warm_start_goes_on_where_the_last_fit_ended(moons):
 
 def test_state_does_not_grow_with_the_rows(moons):
     sizes = [
-        len(pickle.dumps(DLMGPClassifier(n_inducing=15, max_iter=2).fit(X, y)))
+        len(pickle.dumps(DLMGPClassifier(RBF(), n_inducing=15, max_iter=2).fit(X, y)))
         for X, y in (moons[:2], moons[2:])
     ]
     assert sizes[1] < sizes[0] + 5000

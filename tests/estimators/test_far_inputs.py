@@ -84,7 +84,7 @@ def far_rows(value):
 def test_a_prediction_does_not_depend_on_far_rows_beside_it(name, params):
     model = fit(name, X, Y, **params)
     alone = np.concatenate([moments(name, model, row[None]) for row in X_TEST])
-    for value in (1e6, 1e8, 1e10, 1e100, 1e300):
+    for value in (1e6, 1e10, 1e300):
         together = moments(name, model, np.concatenate([far_rows(value), X_TEST]))
         assert np.isfinite(together).all()
         np.testing.assert_allclose(together[3:], alone, rtol=1e-7, atol=1e-9)

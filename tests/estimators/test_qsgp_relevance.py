@@ -61,7 +61,7 @@ def test_targets_far_off_the_others_are_not_given_vectors_of_their_own(rng):
 
 @pytest.mark.parametrize("kernel", [None, KERNEL], ids=["default", "given"])
 def test_sinc_keeps_few_vectors(kernel):
-    X, y = make_sinc(n_samples=500, noise=0.1, random_state=0)
+    X, y = make_sinc(n_samples=300, noise=0.1, random_state=0)
     fit = make(kernel=kernel).fit(X, y)
     grid = np.linspace(-10, 10, 300)[:, None]
     assert 7 <= fit.n_relevance_vectors_ <= 15

@@ -48,8 +48,8 @@ def test_rates_of_counts_are_found_from_any_length_scale(name, length_scale, rng
     "params", [{"n_inducing": 30}, {"n_inducing": 30, "likelihood": "student_t"}]
 )
 def test_few_inducing_points_find_the_length_scale(params, rng):
-    X = rng.uniform(-3, 3, size=(150, 1))
-    y = np.sin(2 * X[:, 0]) + 0.3 * rng.standard_normal(150)
+    X = rng.uniform(-3, 3, size=(100, 1))
+    y = np.sin(2 * X[:, 0]) + 0.3 * rng.standard_normal(100)
     model = skgp.DLMGPRegressor(1.0 * RBF(300.0) + WhiteKernel(0.05), random_state=0, **params)
     assert np.std(model.fit(X, y).predict(X) - np.sin(2 * X[:, 0])) < 0.2
 

@@ -88,7 +88,7 @@ REPEATED = {
 each_fit = pytest.mark.parametrize("name", FITS)
 
 
-def noisy_sine(n=100, seed=0):
+def noisy_sine(n=70, seed=0):
     rng = np.random.default_rng(seed)
     X = np.sort(rng.uniform(-3, 3, size=(n, 1)), axis=0)
     return X, np.sin(2 * X[:, 0]) + NOISE * rng.normal(size=n)

@@ -110,7 +110,7 @@ def test_ends_where_the_search_by_all_rows_ends(name):
     series = problem(name, 400)
     knots, likelihood = place_knots(series.times, 25), LIKELIHOODS[name]
     found = fit_minibatches(
-        KERNEL, objective(name, series, 80), likelihood, knots=knots, max_iter=100
+        KERNEL, objective(name, series, 80), likelihood, knots=knots, max_iter=60
     )
     evidence = SharedEvidence([VariationalEvidence(series, likelihood, 0.2)])
     best = maximise([KERNEL], evidence, likelihood, knots=knots)
@@ -120,7 +120,7 @@ def test_ends_where_the_search_by_all_rows_ends(name):
     )
     assert best.value - here.value < 0.1 * (best.value - start.value)
     assert best.value - here.value < 5.0
-    assert found.n_iter == len(found.history) == 100
+    assert found.n_iter == len(found.history) == 60
 
 
 def test_callback_ends_the_search():
