@@ -120,7 +120,8 @@ def test_laplace_evidence_ignores_a_warm_start_worse_than_zero(monkeypatch):
     expected, _ = at(kernel.theta)
     cold = len(count)
     far = -20.0 * Y[:, 0]
-    at.modes = [at.modes[0]._replace(g=far.numpy() if pairwise.FEW_ROWS else far)]
+    (column,) = at._columns
+    at.modes = [column.at(column.origin.alpha, far.numpy() if pairwise.FEW_ROWS else far)]
     count.clear()
     np.testing.assert_allclose(at(kernel.theta)[0], expected)
     assert len(count) == cold + 1
