@@ -20,6 +20,8 @@ TREND_START = 1e3
 #: of a uniform variable is over its variance. Of sixteen kinds of generated series of 12, 20 and 32
 #: times, a third ahead, a line of the wide prior above leaves the NLPD .6 greater.
 LINE_CHANGE = 12.0
+# Least diffusion of a trend, which then is a line: of the variance over the cube of the span.
+LEAST_DIFFUSION = 1e-8
 #: Length scale of a level that wanders, in ranges: its variance there is as wide as the trend's.
 WANDER_SCALE = 20.0
 

@@ -8,10 +8,8 @@ from operator import add
 
 from sklearn.gaussian_process.kernels import ConstantKernel, Kernel, Matern
 
-from .defaults import LINE_CHANGE, TREND_START, WANDER_SCALE
+from .defaults import LEAST_DIFFUSION, LINE_CHANGE, TREND_START, WANDER_SCALE
 from .specs import Cosine, LocalLinearTrend
-
-_LEAST_DIFFUSION = 1e-8  # mathematical: of a line
 
 
 @dataclass(frozen=True)
@@ -89,7 +87,7 @@ class SeriesParts:
 
     @property
     def _least_diffusion(self) -> float:
-        return _LEAST_DIFFUSION * self.variance / self.span**3
+        return LEAST_DIFFUSION * self.variance / self.span**3
 
     def _trend(
         self, diffusion: float, change: float = TREND_START, *, diffuses: bool = True

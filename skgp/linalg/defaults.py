@@ -36,3 +36,11 @@ KEPT_CONSTANTS = 256
 LARGE_FLOPS = 1e9
 # Flops that an entry of a Gram matrix is worth: an exponential and a few passes over memory.
 ENTRY = 100
+
+# ---- small matrices (small_matrices.py)
+# Inner dimensions up to here are unrolled, at equal results.
+UNROLLED = 6
+# Of a balance; one serves states of different units.
+SWEEPS = 3
+# Digits that LU may lose to rows of different units, in bits.
+LARGE_ENTRY = 2.0**20

@@ -13,9 +13,7 @@ References
 import torch
 from torch import Tensor
 
-UNROLLED = 6  # mathematical: inner dimensions up to here are unrolled, at equal results
-SWEEPS = 3  # mathematical: of a balance; one serves states of different units
-LARGE_ENTRY = 2.0**20  # mathematical: digits that LU may lose to rows of different units, in bits
+from skgp.linalg.defaults import LARGE_ENTRY, SWEEPS, UNROLLED
 
 
 def matmul(A: Tensor, B: Tensor) -> Tensor:

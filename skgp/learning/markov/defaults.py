@@ -35,6 +35,8 @@ MAX_WITHIN = 7
 #: 300 series of 60 times without a season (walks, Matern 3/2, first-order autoregressions) 2 are
 #: fitted with one, and 7 with 1e-3.
 PEAK_CHANCE, PART_CHANCE, LEAST_EXPLAINED = 1e-4, 1e-3, 0.02
+#: Frequencies of a spectrum to a resolution, 1 / span.
+OVERSAMPLED = 4
 #: Resolutions to either side that the background of a peak is the median of.
 NEIGHBOURHOOD = 20
 #: Nats that a peak over its neighbourhood must have more than one over a background fitted.

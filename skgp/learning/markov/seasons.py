@@ -52,6 +52,7 @@ from skgp.learning.markov.defaults import (
     MAX_SEASONS,
     MAX_WITHIN,
     NEIGHBOURHOOD,
+    OVERSAMPLED,
     PART_CHANCE,
     PEAK_CHANCE,
     SEASON_LEAST_ROWS,
@@ -62,7 +63,6 @@ from skgp.learning.markov.defaults import (
     WAVE_ROWS,
 )
 
-_OVERSAMPLED = 4  # mathematical: frequencies a resolution
 _ROUNDING = 1e-12  # mathematical: of sums of squares
 Behind = Callable[[np.ndarray, np.ndarray], tuple[Series, list[tuple[Dynamics, float]]]]
 
@@ -134,16 +134,16 @@ def _periodogram(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Frequencies, and what a wave of each gains, in nats."""
     span = t[-1]
-    spacing, lowest = 1 / (_OVERSAMPLED * span), LEAST_CYCLES / (span + step)
+    spacing, lowest = 1 / (OVERSAMPLED * span), LEAST_CYCLES / (span + step)
     if len(t) <= WAVE_ROWS:
         # Below the Nyquist frequency, at which the sine is 0.
-        count = min(math.ceil(0.5 / step / spacing) - 1, 2 * _OVERSAMPLED * len(t))
+        count = min(math.ceil(0.5 / step / spacing) - 1, 2 * OVERSAMPLED * len(t))
         frequencies = spacing * np.arange(1, count + 1)
         power = _lomb(t, y - y.mean(), frequencies)
         waves = frequencies
     else:
         frequencies, power = _spectrum(t, y, step)
-        waves = frequencies[: int(_OVERSAMPLED * WAVE_ROWS / CELLS_A_CYCLE)]
+        waves = frequencies[: int(OVERSAMPLED * WAVE_ROWS / CELLS_A_CYCLE)]
     gain = _over_neighbours(power) - UNMODELLED
     shown = frequencies >= lowest
     waves = waves[waves >= lowest]
@@ -279,8 +279,8 @@ def _spectrum(t: np.ndarray, y: np.ndarray, step: float) -> tuple[np.ndarray, np
     cell = np.minimum((t * (cells - 1) / span).round().astype(int), cells - 1)
     occupied = np.bincount(cell, minlength=cells).clip(min=1)
     values = np.bincount(cell, y - y.mean(), cells) / occupied
-    power = np.abs(np.fft.rfft(values, _OVERSAMPLED * cells)[1:]) ** 2
-    return np.arange(1, len(power) + 1) * (cells - 1) / (span * _OVERSAMPLED * cells), power
+    power = np.abs(np.fft.rfft(values, OVERSAMPLED * cells)[1:]) ** 2
+    return np.arange(1, len(power) + 1) * (cells - 1) / (span * OVERSAMPLED * cells), power
 
 
 def _over_neighbours(power: np.ndarray) -> np.ndarray:
@@ -291,11 +291,11 @@ def _over_neighbours(power: np.ndarray) -> np.ndarray:
 
 def _background(power: np.ndarray) -> np.ndarray:
     """Running median, of a neighbourhood no wider than the frequency: spectra fall steeply."""
-    width, found = NEIGHBOURHOOD * _OVERSAMPLED, np.empty_like(power)
+    width, found = NEIGHBOURHOOD * OVERSAMPLED, np.empty_like(power)
     while True:
-        here = slice(min(len(power), 2 * width) if width > _OVERSAMPLED else 0, None)
+        here = slice(min(len(power), 2 * width) if width > OVERSAMPLED else 0, None)
         part = ndimage.median_filter(power, 2 * width + 1, mode="nearest")
-        upper = min(len(power), 4 * width) if width < NEIGHBOURHOOD * _OVERSAMPLED else None
+        upper = min(len(power), 4 * width) if width < NEIGHBOURHOOD * OVERSAMPLED else None
         found[here.start : upper] = part[here.start : upper]
         if not here.start:
             return found
@@ -304,7 +304,7 @@ def _background(power: np.ndarray) -> np.ndarray:
 
 def _threshold(n_frequencies: int) -> float:
     """That noise exceeds at one of so many frequencies with a small chance."""
-    return math.log(n_frequencies / _OVERSAMPLED / PEAK_CHANCE)
+    return math.log(n_frequencies / OVERSAMPLED / PEAK_CHANCE)
 
 
 def _stands_out(
