@@ -47,6 +47,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -81,6 +82,7 @@ def block_cg(
     preconditioner: Matmul | None = None,  # V -> P^-1 V, symmetric positive definite
     X0: Tensor | None = None,  # (n, k), the start; zero by default, which saves one product
     tol: float | Tensor = 1e-6,  # relative residual at which a column stops; (k,) for one a column
+    norm: Callable[[Tensor], Tensor] | None = None,  # of residuals (n, k): (1, k); Euclid's
     max_iter: int = 1000,
     callback: Callback | None = None,  # callback(iteration, {"residual": float}); True stops
     warn: bool = True,
@@ -97,7 +99,7 @@ def block_cg(
     """
     X = torch.zeros_like(B) if X0 is None else X0.clone()
     R = B.clone() if X0 is None else B - matmul(X).to(B)
-    cg = _Recursion(matmul, preconditioner, B, X, R, tol, dim=0)
+    cg = _Recursion(matmul, preconditioner, B, X, R, tol, norm, dim=0)
     best_X, best = cg.X.clone(), cg.energy()
     history: list[float] = []
     stopped = False
@@ -139,17 +141,18 @@ class _Recursion:
     (k, 1). R is the residual B - A X of the start X; both are overwritten.
     """
 
-    def __init__(self, matmul, preconditioner, B, X, R, tol, *, dim: int):
+    def __init__(self, matmul, preconditioner, B, X, R, tol, norm=None, *, dim: int):
         self._matmul, self._precondition, self._dim = matmul, preconditioner or torch.clone, dim
+        self._norm = norm or partial(torch.linalg.vector_norm, dim=dim, keepdim=True)
         self.tol, self.n_iter, self.stalled = tol, 0, False
         self.coefficients: list[tuple[Tensor, Tensor]] = []
-        norm = torch.linalg.vector_norm(B, dim=dim, keepdim=True)
-        self._scale = torch.where(norm > 0, norm, torch.ones_like(norm))
+        size = self._norm(B)
+        self._scale = torch.where(size > 0, size, torch.ones_like(size))
         self._B, self.X, self.R = B, X, R
         self._direction = self._precondition(R)
         self._rz = self._dot(R, self._direction)
         self._step = torch.ones_like(self._rz)
-        self.last_energy = torch.zeros_like(norm)
+        self.last_energy = torch.zeros_like(size)
         self.residual = self.relative(R)
 
     def _dot(self, A: Tensor, B: Tensor) -> Tensor:
@@ -157,7 +160,7 @@ class _Recursion:
 
     def relative(self, R: Tensor) -> Tensor:
         """Norms of residuals over those of the right-hand sides."""
-        return torch.linalg.vector_norm(R, dim=self._dim, keepdim=True) / self._scale
+        return self._norm(R) / self._scale
 
     def unfinished(self, tol: float = 0.0) -> bool:
         """Whether a residual is above `tol` and above its own tolerance."""

@@ -15,6 +15,7 @@ SLQ, (10), stochastic trace, (12)      `SparseHessian.pairs`, `EvidenceTerms`
 predictive variances by simulation     `SparseHessian.spread`, draws in place of Algorithm 2
 [2]_
 VIF-Laplace, VIFDU preconditioner      the same with E and M
+FITC preconditioner                    `skgp.inference.vecchia.hessian.InducingHessian`
 =====================================  ======================================================
 
 `fit_vecchia_classifier` takes these steps:
@@ -121,7 +122,7 @@ def fit_vecchia_classifier(
         Of :func:`skgp.learning.vecchia_labels.fit_labels`.
     """
     kernel: Any = kernels[0]
-    history, n_inducing = list[float](), inducing_by_default(settings, len(data))
+    history, n_inducing = list[float](), inducing_by_default(settings, *data.y.shape)
     data = data.take(order_of(data.X, ordering, generator))  # step 1
     if learns:  # step 2
         found, n_inducing = fit_labels(
@@ -201,7 +202,7 @@ def _at_mode(
         lambda step, info: solve.append(info["loss"]),
         parameters,
     )
-    density = -mode.loss - 0.5 * mode.hessian.pairs(problem.probes(mode.root)).log_det
+    density = -mode.loss - 0.5 * mode.hessian.log_det(problem.probes(mode.root))
     posterior = problem.posterior(mode, kernel, n_predictive)
     solve = solve or [float(mode.loss.sum())]
     fit = VecchiaLaplaceFit(posterior, kernel, float(density.sum()), parameters, solve=solve)

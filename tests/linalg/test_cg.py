@@ -45,6 +45,19 @@ def test_block_cg_columns_do_not_depend_on_each_other(system):
     torch.testing.assert_close(together, alone, rtol=1e-6, atol=1e-8)
 
 
+def test_block_cg_ends_by_the_norm_that_is_asked_for(system):
+    A, B = torch.tensor(spd(60, 10.0)), system[1]
+
+    def norm(V):
+        return (V * torch.arange(60)[:, None]).norm(dim=0, keepdim=True)
+
+    found = block_cg(lambda V: A @ V, B, tol=1e-3, norm=norm)
+    expected = (norm(B - A @ found.solution) / norm(B))[0]
+    torch.testing.assert_close(found.residual, expected, rtol=1e-9, atol=0)
+    assert 1e-4 < found.residual.max() <= 1e-3
+    assert found.history[-1] == pytest.approx(float(expected.max()), rel=1e-6)
+
+
 def test_block_cg_with_exact_preconditioner_takes_one_iteration(system):
     A, B = system
     inverse = torch.linalg.inv(A)

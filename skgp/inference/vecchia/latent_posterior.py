@@ -23,7 +23,7 @@ from torch import Tensor
 
 from skgp.inference.defaults import LATENT_CUBES, LATENT_DRAWS, LEAST_DRAWS, MOST_DRAWN
 from skgp.inference.vecchia.conditionals import Conditionals
-from skgp.inference.vecchia.hessian import DenseHessian, SparseHessian, probes
+from skgp.inference.vecchia.hessian import hessian, probes
 from skgp.inference.vecchia.posterior import VecchiaPosterior
 from skgp.inference.vecchia.root import VecchiaRoot
 from skgp.linalg.runtime import tile_rows
@@ -47,11 +47,9 @@ class LatentPosterior(VecchiaPosterior):
         """Roots of the posterior covariance of f at the points (n, c k), and of u (m, c k)."""
         group = self.group.long()
         root = VecchiaRoot(Conditionals(self.kernel, self.X, group, self.noises, self.Z))
-        if self._is_dense:
-            found = DenseHessian(root, self.curvature).spread().flatten(1)
-        else:
-            numbers = probes(root, self._n_draws, torch.Generator().manual_seed(self.seed))
-            found = SparseHessian(root, self.curvature).spread(numbers).flatten(1)
+        numbers = probes(root, self._n_draws, torch.Generator().manual_seed(self.seed))
+        H = hessian(root, self.curvature, dense=self._is_dense)
+        found = H.spread(numbers).flatten(1)
         return root.matmul(found), found[: len(self.Z)].contiguous()
 
     @property

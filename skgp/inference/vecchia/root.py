@@ -17,7 +17,8 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from skgp.inference.vecchia.conditionals import Conditionals
+from skgp.inference.vecchia.conditionals import Conditionals, residual_diagonal
+from skgp.kernels.gram import gram_diag
 from skgp.linalg.cholesky import cho_solve, jittered_cholesky
 from skgp.linalg.triangular import UnitLower
 
@@ -40,6 +41,8 @@ class VecchiaRoot:
         b, variance, self.contrasts = map(torch.cat, zip(*parts, strict=True))  # E, (n, m)
         self.std = variance.sqrt()  # D^1/2, (n,)
         self.features = conditionals.features  # Phi, (n, m)
+        prior = gram_diag(conditionals.kernel, conditionals.X, conditionals.theta)
+        self.residual = residual_diagonal(prior, self.features, conditionals.noise)  # S_ii, (n,)
         self._group, self._b = conditionals.group, b
         self._unit = UnitLower(conditionals.group[:, :-1], -b[:, :-1])
         self.n_rows, self.n_inducing = self.features.shape

@@ -10,7 +10,12 @@ from sklearn.gaussian_process.kernels import Matern
 from skgp.inference.defaults import LATENT_JITTER
 from skgp.inference.vecchia import hessian as hessians
 from skgp.inference.vecchia.conditionals import Conditionals
-from skgp.inference.vecchia.hessian import probes
+from skgp.inference.vecchia.hessian import (
+    DenseHessian,
+    InducingHessian,
+    SparseHessian,
+    probes,
+)
 from skgp.inference.vecchia.laplace import evidence, find_mode
 from skgp.inference.vecchia.neighbors import earlier_neighbors
 from skgp.inference.vecchia.root import VecchiaRoot
@@ -131,12 +136,39 @@ def test_draws_have_the_posterior_covariance(H, m, iterative):
     assert np.abs((found - C) / scale).max() < 4.5  # of 3200
 
 
+@pytest.mark.parametrize("signed", [False, True])
+def test_a_system_of_the_points_solves_and_has_the_determinant(signed, rng):
+    root = VecchiaRoot(conditionals(4, 6)[0])
+    W = torch.tensor(rng.exponential(size=(40, 2)))
+    W[3] = 0.0
+    other = torch.where(W > 3, -0.01, W) if signed else None
+    B = torch.tensor(rng.standard_normal((46, 4)))
+    B[:, 1] = 0.0
+    dense, by_points = (kind(root, W) for kind in (DenseHessian, InducingHessian))
+    expected = dense.solve(B, signed=other)[0]
+    np.testing.assert_allclose(by_points.solve(B, 1e-11, other)[0], expected, atol=1e-8)
+    numbers = probes(root, 1500, torch.Generator().manual_seed(0))
+    parts = zip(*(each.split(50, 1) for each in numbers), strict=True)
+    error = torch.stack([by_points.log_det(part) for part in parts]) - dense.log_det()
+    assert (error.mean(0).abs() < 4 * error.std(0) / 30**0.5).all()
+    assert (error.std(0) < 1).all()  # 1.5 by the other preconditioner
+
+
+def test_a_system_of_the_points_takes_few_iterations(rng):
+    """Of observations that tell much, by most of which the coordinates are coupled."""
+    root = VecchiaRoot(conditionals(4, 12)[0])
+    W, B = torch.full((40, 1), 1e3).double(), torch.tensor(rng.standard_normal((52, 1)))
+    counts = [kind(root, W).solve(B, 1e-6)[1] for kind in (SparseHessian, InducingHessian)]
+    assert counts[1] < 0.6 * counts[0]
+
+
 def test_a_root_keeps_no_tile(monkeypatch):
     monkeypatch.setattr("skgp.inference.vecchia.conditionals.CACHED_NUMBERS", 500)
     found, left = conditionals(4, 6)[0], []
 
     class Watched:
         group, features = found.group, found.features
+        kernel, X, theta, noise = found.kernel, found.X, found.theta, found.noise
 
         def __iter__(self):
             tiles = []
