@@ -357,12 +357,11 @@ class Dynamics:
 
 
 class GapSlope:
-    r"""Derivatives in the gaps: dF = A F and dQ = F L F', with A P0 + P0 A' + L = 0."""
+    """Derivatives in the gaps: dF = A F and dQ = F L F'."""
 
     def __init__(self, dynamics: Dynamics) -> None:
-        self.A = torch.block_diag(*[block.generator() for _, block in dynamics.blocks])
-        product = self.A @ dynamics.stationary
-        self.L = -(product + product.mT)
+        blocks = zip(*(block.generator() for _, block in dynamics.blocks), strict=True)
+        self.A, self.L = (torch.block_diag(*part) for part in blocks)
 
     def __call__(self, F: Tensor, F_bar: Tensor, Q_bar: Tensor) -> Tensor:
         """Contraction (n,) with F_bar and Q_bar (d, d, n)."""

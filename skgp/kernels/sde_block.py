@@ -284,10 +284,12 @@ class Block:
                 parts.append(P - Q if p.is_noisy else P)
         return reduce(_kron, parts)
 
-    def generator(self) -> Tensor:
-        """dF / dt at 0, (d, d): the Kronecker sum of those of the factors."""
-        zero = torch.zeros(self.n_states, self.n_states, dtype=torch.float64)
-        return sum(map(self._generator, range(len(self.primitives))), zero)
+    def generator(self) -> tuple[Tensor, Tensor]:
+        """A and L of dF = A F and dQ = F L F' in the gap, each (d, d), stationary or not."""
+        A, L = torch.zeros(2, self.n_states, self.n_states, dtype=torch.float64)
+        for B, W in self.rate_slopes():
+            A, L = A + torch.from_numpy(B), L + torch.from_numpy(W)
+        return A, L
 
     def _generator(self, i: int) -> Tensor:
         """``rate_i I x A_i x I``, (d, d): what factor i adds to the generator."""
