@@ -312,11 +312,11 @@ class Dynamics:
         return F, Q
 
     def covariance(
-        self, lags: np.ndarray, since: np.ndarray | None = None, *, of_form: bool = True
+        self, lags: np.ndarray, since: np.ndarray | None = None, *, of_form: bool = False
     ) -> tuple[np.ndarray, list[np.ndarray]]:
         """Covariance of f over finite lags (n,), and its derivative in each parameter.
 
-        Of the form, or of the kernel where that is approximated by RBF's; see `Block.covariance`.
+        Of RBF that of the kernel, or with `of_form` its approximation; see `Block.covariance`.
         With an origin, between the times `since` (n,) after it and those a lag later.
         """
         if since is None:

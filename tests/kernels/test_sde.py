@@ -194,9 +194,9 @@ def test_covariance_and_its_derivatives_agree_with_transitions_and_differences(c
     parameters = form.parameters().detach()
 
     def covariance(at):
-        return torch.from_numpy(form.at(at).covariance(lags)[0])
+        return torch.from_numpy(form.at(at).covariance(lags, of_form=True)[0])
 
-    k, slopes = form.at(parameters).covariance(lags)
+    k, slopes = form.at(parameters).covariance(lags, of_form=True)
     dynamics = form.at(parameters)
     F, _ = dynamics.transition(torch.from_numpy(lags))
     H, P0 = dynamics.observation, dynamics.stationary
