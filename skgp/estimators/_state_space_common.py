@@ -213,36 +213,25 @@ class StateSpaceMixin(IndexedOutput, SeriesInputs):
         X, total, given_data = data.X.numpy(), data.total, data
         callback = StopRecorder(callback)
         process = self._process_columns(X)
-        signals, start = self._signals(process, given), None
+        one, signals, start = process.shape[1] == 1, self._signals(process, given), None
         # Additive noise is relative to standardised targets; latent functions of labels and counts
         # have no such unit, and their variances none that a prior could know.
         prior = signals if self.kernel is None and likelihood.is_additive else None
         if self._goes_on:
             signals, start = self._warm(process.shape[1])
         self._columns = list(range(X.shape[1]))
-        if process.shape[1] > 1:
+        if not one:
             self._columns = [column for column, part in enumerate(signals) if part is not None]
         kernels = [kernel for kernel in signals if kernel is not None]
         data = self._seen(data, backend)
-        search: dict[str, Any] = {
-            "max_iter": self.max_iter,
-            "tol": max(self.tol, SERIES_LEAST_GAIN / total),
-            "callback": callback,
-        }
-        self._offsets = list(offsets)
-        self._stream = None
-        if process.shape[1] == 1:
+        tol = max(self.tol, SERIES_LEAST_GAIN / total)
+        search: dict[str, Any] = {"max_iter": self.max_iter, "tol": tol, "callback": callback}
+        self._offsets, self._stream = list(offsets), None
+        if one:
+            search |= {"start": start, **self._series_options(process, backend, stream=stream)}
             terms = self._make_terms(data.X, likelihood.is_additive)
-            if isinstance(self.n_inducing, Integral):
-                warn_of_few_rows(int(self.n_inducing), len(np.unique(process)))
-            search |= {"n_inducing": self.n_inducing, "learn_inducing": self.inducing == "learned"}
-            search |= {"offsets": offsets, "learn": self._learns, "start": start}
-            # Not of a stream, whose rows may come from before the origin of a trend.
-            structured = prior is not None and self.n_inducing is None and self.trend is None
-            search["structured"] = structured and not stream
-            if self.batch_size is not None:
-                search["minibatches"] = self.batch_size, backend.generator()
-            fits = [fit_series(kernels, _series(data, terms), likelihood, terms=terms, **search)]
+            series = _series(data, terms)
+            fits = [fit_series(kernels, series, likelihood, offsets=offsets, terms=terms, **search)]
         else:
             kept = self._stream_of(data, likelihood) if stream else data
             search |= {"parameters": start, "optimise": self._learns, "prior": prior}
@@ -254,12 +243,27 @@ class StateSpaceMixin(IndexedOutput, SeriesInputs):
         self._likelihood_parameters = parameters.numpy()
         # A search cut short may miss any part.
         ended = not callback.stopped and all(fit.n_iter < self.max_iter for fit in fits)
-        if process.shape[1] > 1 and self._learns and ended:
+        if not one and self._learns and ended:
             learned = likelihood.with_parameters(parameters)
             warn_of_interactions(self, self._states, self._columns, given_data, learned)
         kernels = [_kernel_of(state) for state in self._states]
         alike = len({str(kernel) for kernel in kernels}) == 1
         return kernels[0] if alike else CompoundKernel(kernels), parameters
+
+    def _series_options(
+        self, times: np.ndarray, backend: Backend, *, stream: bool
+    ) -> dict[str, Any]:
+        """Options of `fit_series` that follow from the parameters."""
+        if isinstance(self.n_inducing, Integral):
+            warn_of_few_rows(int(self.n_inducing), len(np.unique(times)))
+        found: dict[str, Any] = {"n_inducing": self.n_inducing, "learn": self._learns}
+        found["learn_inducing"] = self.inducing == "learned"
+        # Not of a stream, whose rows may come from before the origin of a trend.
+        default = self.kernel is None and self.n_inducing is None and self.trend is None
+        found["structured"] = default and not stream
+        if self.batch_size is not None:
+            found["minibatches"] = self.batch_size, backend.generator()
+        return found
 
     def _seen(self, data: Data, backend: Backend) -> Data:
         """Copies on the device of the fit, y (n, c), without the columns that have no component."""

@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from skgp.inference.markov.passes import Model
-from skgp.inference.markov.series import Steps
 from skgp.inference.markov.smoother import Smoother
 from skgp.linalg.small_matrices import (
     identity_plus,
@@ -41,7 +40,7 @@ def precision_before(smoother: Smoother, F: Tensor, Q: Tensor) -> Tensor:
     F and Q (d, d, m) are the transitions from there to the first time.
     """
     J = _make_chain(smoother, slice(0, 1)).J.expand_as(F)
-    T, _ = _conditional([(F, Q)], 0, J)
+    T, _ = _conditional(F, Q, J)
     return symmetrize(matmul(T.transpose(0, 1), matmul(J, F)))
 
 
@@ -97,9 +96,9 @@ def _make_chain(smoother: Smoother, tile: slice) -> _Chain:
         half = J.new_zeros(d, n_chunks)
         smoother.model.add_observed(half, 0.5 * sites[1][j])
         smoother.model.add_observed_outer(J, half)  # its own site
-        T[:, :, j], C[:, :, j] = _conditional(steps, j, J)
-        F, _ = steps[j]
-        here, J = J, symmetrize(matmul(T[:, :, j].transpose(0, 1), matmul(J, F.expand_as(J))))
+        (F, Q), here = steps[j], J
+        T[:, :, j], C[:, :, j] = _conditional(F, Q, J)
+        J = symmetrize(matmul(T[:, :, j].transpose(0, 1), matmul(J, F.expand_as(J))))
     return _Chain(T, C, here)
 
 
@@ -117,9 +116,8 @@ def conditioned(P: Tensor, J: Tensor) -> Tensor:
     return symmetrize(matmul(matmul(half, inverse), half.transpose(0, 1)))
 
 
-def _conditional(steps: Steps, j: int, J: Tensor) -> tuple[Tensor, Tensor]:
+def _conditional(F: Tensor, Q: Tensor, J: Tensor) -> tuple[Tensor, Tensor]:
     """``(I + Q J)^-1 F`` and ``(Q^-1 + J)^-1``."""
-    F, Q = steps[j]
     G, _ = inverse_and_log_det(identity_plus(matmul(Q, J)))
     return matmul(G, F), conditioned(Q.expand_as(J), J)
 

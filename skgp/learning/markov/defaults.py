@@ -21,9 +21,10 @@ LOST_NATS = 1e-3
 WORTH_A_WARNING, MOST_NATS = 0.01, 10.0
 
 # Seasons and trends of a default kernel, which rows to come decide about: `bench_forecast.py`
-#: Times from which on periods are looked for, cycles that must be seen, periods and harmonics that
-#: are modelled at most.
-SEASON_LEAST_ROWS, LEAST_CYCLES, MAX_SEASONS, MAX_SEASON_HARMONICS = 40, 2.95, 2, 6
+#: Times from which on trends compete and periods are looked for, cycles that must be seen, periods
+#: and harmonics that are modelled at most.
+TREND_LEAST_ROWS, SEASON_LEAST_ROWS = 40, 20
+LEAST_CYCLES, MAX_SEASONS, MAX_SEASON_HARMONICS = 2.95, 2, 6
 #: Cycles that stiff backgrounds follow by half: waves of 3 to 8 cycles of 60 and 150 times, in
 #: noise or beside walks and autoregressions, gain 16 to 52 nats over the better one on average;
 #: those of walks alone 8 at most.

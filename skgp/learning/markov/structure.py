@@ -42,6 +42,7 @@ from skgp.learning.markov.defaults import (
     SEASON_LEAST_ROWS,
     STIFF_CYCLES,
     STRUCTURE_ROWS,
+    TREND_LEAST_ROWS,
 )
 from skgp.learning.markov.objectives import Component, GaussianEvidence, Objective
 from skgp.learning.markov.scoring import promised_gain, short_climb
@@ -89,6 +90,9 @@ def with_structure(
     trending = max(trending, wandering, key=criterion)
     backgrounds = Backgrounds(trending, n, likelihood)
     trending, seasons = _with_seasons(trending, trend, series, backgrounds, climb, criterion)
+    if n < TREND_LEAST_ROWS:  # :mod:`.averaging` has lines beneath the process
+        waves = climb(total([best.kernel, *seasons]), best.parameters) if seasons else best
+        return Structure(max(best, waves, key=criterion))
     still = climb(best.kernel + make.constant(), best.parameters)
     if seasons:
         start = total([best.kernel, *seasons, make.constant()]), still.parameters
