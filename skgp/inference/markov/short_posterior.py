@@ -13,6 +13,7 @@ from skgp.inference.markov.series import Lags, few_times
 from skgp.inference.markov.short import DensePosterior, DensePrior
 from skgp.kernels.sde import Dynamics
 from skgp.kernels.sde_block import Block
+from skgp.linalg import NotPositiveDefiniteError
 from skgp.linalg.cholesky import semidefinite_root
 
 
@@ -23,7 +24,9 @@ def posterior_of(dynamics: Dynamics, x: Tensor, beta: Tensor, weight: Tensor) ->
         if lags is not None and dynamics.origin is not None:
             lags = lags.after(x.numpy() - dynamics.origin)
         if lags is not None and not bool((weight < 0).any()):
-            return ShortPosterior(DensePrior(dynamics, lags), dynamics, x, beta, weight)
+            short = ShortPosterior(DensePrior(dynamics, lags), dynamics, x, beta, weight)
+            if short.has_factor:
+                return short
     return Posterior(dynamics, x, beta, weight)
 
 
@@ -41,6 +44,14 @@ class ShortPosterior(Posterior):
 
     def _prepare(self) -> None:
         """Nothing: the filter runs where it is asked for."""
+
+    @property
+    def has_factor(self) -> bool:
+        """Whether there is one in spite of rounding; some 1e-14 of the variance is noise enough."""
+        try:
+            return self._dense is not None
+        except NotPositiveDefiniteError:
+            return False
 
     @cached_property
     def _dense(self) -> DensePosterior:

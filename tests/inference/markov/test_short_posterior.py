@@ -134,3 +134,11 @@ def test_the_filter_predicts_many_times_where_it_keeps_digits(monkeypatch):
     rbf = posterior_of(*series(1.0 * RBF(2.0)))  # by one factor whatever their number
     alone = torch.stack([rbf.marginals(time[None])[0][0] for time in given[1]])
     assert (rbf.marginals(given[1])[0] - alone).abs().max() < 1e-12
+
+
+def test_without_a_factor_the_filter_predicts():
+    kernel = 1e5 * Matern(1e4, nu=2.5)
+    dynamics, times, beta, weight = series(kernel, n=60)
+    found = posterior_of(dynamics, times, 1e12 * times.sin(), torch.full_like(times, 1e12))
+    assert not isinstance(found, ShortPosterior)
+    assert all(part.isfinite().all() for part in found.marginals(times))

@@ -190,6 +190,16 @@ def test_a_short_series_has_its_season_and_one_that_wanders_none():
     assert walks == 0
 
 
+@pytest.mark.parametrize(("noise", "most"), [(0.0, 1e-3), (0.05, 0.06)])
+def test_a_season_that_grows_is_forecast_to_grow(noise, most):
+    """Drift as of Matern 1/2 goes on at the last amplitude: errors of .64 and .08."""
+    t = np.arange(160.0)
+    f = np.sin(2 * np.pi * t / 12) * (1 + 0.003 * t) + 0.01 * t
+    y = f + noise * np.random.default_rng(0).standard_normal(160)
+    model = StateSpaceGPRegressor().fit(t[:128, None], y[:128])
+    assert np.sqrt(np.mean((model.predict(t[128:, None]) - f[128:]) ** 2)) < most
+
+
 def test_seasons_are_sought_in_what_covariates_do_not_explain():
     rng, t = np.random.default_rng(6), np.arange(84.0)
     heat, season = rng.standard_normal(84), np.sin(2 * np.pi * t / 12)
