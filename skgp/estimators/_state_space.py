@@ -22,7 +22,8 @@ from skgp.estimators._fitting import Callback, FitSession, within_limits
 from skgp.estimators._kernels import with_noise
 from skgp.estimators._parameters import take_rows, warn_at_bounds
 from skgp.estimators._regression_likelihood import LikelihoodGPRegressor
-from skgp.estimators._state_space_common import Exact, StateSpaceMixin
+from skgp.estimators._state_space_common import StateSpaceMixin
+from skgp.estimators._state_space_states import Exact
 from skgp.estimators._time import framed
 from skgp.estimators.defaults import NOISE_BOUNDS, SERIES_NOISE
 from skgp.inference.markov.inducing import GaussianSums

@@ -221,7 +221,9 @@ class ShortEvidence:
         A = 0.5 * half.T @ half
         across, within = A[:p, p:], A[:p, :p] + ridge * np.eye(p)
         left = A.diagonal()[p:] - (across * np.linalg.solve(within, across)).sum(0)
-        return np.maximum(u, 0.0) ** 2 / (2 * left)
+        squares = np.maximum(u, 0.0) ** 2  # of targets that do not differ 0, and left too
+        unknown = np.where(squares > 0, math.inf, 0.0)
+        return np.divide(squares, 2 * left, out=unknown, where=left > 0)
 
 
 class ShortSeries:
