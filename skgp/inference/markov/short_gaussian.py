@@ -255,5 +255,11 @@ class ShortSeries:
         constant = self._constant + self._total * math.log(noise) + scaled
         # The rest of the slope in the log noise: that of noise alone, and within equal times.
         rest = -0.5 * constant, 0.5 * (self._within + scaled)
-        found = ShortEvidence(self.covariance.at(parameters), noise / self.counts, self._c, *rest)
+        place = self.covariance.at(parameters), noise / self.counts
+        try:
+            found = ShortEvidence(*place, self._c, *rest)
+        except NotPositiveDefiniteError:
+            if math.isinf(self._most):
+                raise
+            return None
         return found if found.ratio <= self._most else None

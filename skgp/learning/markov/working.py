@@ -18,6 +18,7 @@ from typing import Any
 
 from skgp.inference.markov.regression import RegressionSeries, make_regression_series
 from skgp.inference.markov.series import Series, make_series
+from skgp.learning.markov.defaults import WORKING_ROWS
 from skgp.learning.markov.ends import state_of
 from skgp.learning.markov.regression import left_by_terms
 from skgp.learning.markov.scoring import short_climb
@@ -31,6 +32,8 @@ def with_structure_of_sites(
     found: Search, problem: Problem, objective: Any, climb: Callable[[Any, Any], Search]
 ) -> Search:
     """Where a search ended, or `climb` with trend and seasons if that is likelier."""
+    if len(problem.processes[0].times) > WORKING_ROWS:
+        return found
     each = objective.objectives[0]
     place = problem.processes[0], problem.likelihood, problem.offsets[0], each, problem.terms
     state: Any = state_of(found, *place)
