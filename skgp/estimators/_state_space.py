@@ -22,7 +22,8 @@ from skgp.estimators._fitting import Callback, FitSession, within_limits
 from skgp.estimators._kernels import with_noise
 from skgp.estimators._parameters import take_rows, warn_at_bounds
 from skgp.estimators._regression_likelihood import LikelihoodGPRegressor
-from skgp.estimators._state_space_common import Exact, StateSpaceMixin
+from skgp.estimators._state_space_common import StateSpaceMixin
+from skgp.estimators._state_space_states import Exact
 from skgp.estimators._time import framed
 from skgp.estimators.defaults import NOISE_BOUNDS, SERIES_NOISE
 from skgp.inference.markov.inducing import GaussianSums
@@ -50,11 +51,11 @@ class StateSpaceGPRegressor(StateSpaceMixin, LikelihoodGPRegressor, StreamingGPR
         `skgp.kernels.SHO` are exact; RBF, RationalQuadratic and ExpSineSquared are approximated
         (see the user guide); to one column `skgp.kernels.LocalLinearTrend` may be added. None, of
         one column, is the kernel of the greatest evidence among Matern kernels and the sum of two,
-        of a long and a short length scale (of 10000 observations or fewer, also RBF). Of 40 to
-        20000 times with Gaussian noise and trend=None it adds seasons of the periods that a
-        periodogram shows, and a `skgp.kernels.LocalLinearTrend` whose level wanders where a process
-        that returns to a mean does not explain more; where both are likely, predictions are
-        averaged over the two. Of 4 to 39 times predictions are averaged over whether a straight
+        of a long and a short length scale (of 10000 observations or fewer, also RBF). Of 20 to
+        20000 times with trend=None it adds seasons of the periods that a periodogram shows, and of
+        40 or more a `skgp.kernels.LocalLinearTrend` whose level wanders where a process that
+        returns to a mean does not explain more; where both are likely, predictions under Gaussian
+        noise are averaged over the two. Of 4 to 39 times they are averaged over whether a straight
         line lies beneath the process. With five observations per hyper-parameter or fewer and no
         trend, it has the priors of `BayesianGPRegressor`, and predictions are averaged over
         Laplace's approximation of their posterior. Several columns: a kernel of which each column

@@ -31,7 +31,8 @@ class StateSpaceGPClassifier(StateSpaceMixin, StreamingGPClassifier):
     Parameters
     ----------
     kernel : Kernel or None, default=None
-        As of `StateSpaceGPRegressor`, without a WhiteKernel.
+        As of `StateSpaceGPRegressor`, without a WhiteKernel; None has trends and seasons of two
+        classes, and no priors.
     time : str, int or None, default=None
         Name or position of the column of times. None is a column of dates, or the only column.
     covariates : {"auto"} or dict, default="auto"

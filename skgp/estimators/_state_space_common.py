@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import ArrayLike
-from sklearn.gaussian_process.kernels import CompoundKernel, Kernel, Sum
+from sklearn.gaussian_process.kernels import CompoundKernel, Kernel
 from torch import Tensor
 
 from skgp.data import Data
@@ -25,6 +25,15 @@ from skgp.estimators._kernels import (
 from skgp.estimators._parameters import Auto, Interval, Option, StrOptions, options
 from skgp.estimators._reduction import warn_of_few_rows
 from skgp.estimators._series_inputs import SeriesInputs
+from skgp.estimators._state_space_states import (
+    State,
+    forms_of,
+    joined,
+    kernel_of,
+    log_exposure_of,
+    parts_of,
+    series_of,
+)
 from skgp.estimators._time import IndexedOutput
 from skgp.estimators.defaults import (
     COLUMN_BINS,
@@ -32,22 +41,13 @@ from skgp.estimators.defaults import (
     SERIES_LEAST_GAIN,
     STREAM_ROWS,
 )
-from skgp.inference.markov.additive import AdditiveState
 from skgp.inference.markov.additive_bins import AdditiveStatistics, make_bins
-from skgp.inference.markov.averaged import AveragedState
-from skgp.inference.markov.regression import make_regression_series
-from skgp.inference.markov.series import Series, make_series
-from skgp.inference.markov.states import InducingState, SeriesState
-from skgp.inference.markov.terms import Terms
-from skgp.kernels import ActiveDims, StateSpace, state_space
-from skgp.kernels.expression import summands
+from skgp.inference.markov.states import InducingState
+from skgp.kernels import ActiveDims, state_space
 from skgp.likelihoods import Likelihood
 from skgp.linalg.runtime import constant, to_arrays
 from skgp.models.state_space import Fit, fit_additive, fit_additive_statistics, fit_series
 from skgp.optim.stopping import StopRecorder
-
-Exact = SeriesState | AveragedState
-State = Exact | InducingState | AdditiveState
 
 
 class StateSpaceMixin(IndexedOutput, SeriesInputs):
@@ -107,7 +107,7 @@ class StateSpaceMixin(IndexedOutput, SeriesInputs):
     @property
     def component_kernels_(self) -> list[Kernel]:
         """Kernel of each column of `predict_components`, of the first latent process."""
-        return _parts(self._states[0], split=True)
+        return parts_of(self._states[0], split=True)
 
     @property
     def component_columns_(self) -> list[int]:
@@ -213,36 +213,25 @@ class StateSpaceMixin(IndexedOutput, SeriesInputs):
         X, total, given_data = data.X.numpy(), data.total, data
         callback = StopRecorder(callback)
         process = self._process_columns(X)
-        signals, start = self._signals(process, given), None
+        one, signals, start = process.shape[1] == 1, self._signals(process, given), None
         # Additive noise is relative to standardised targets; latent functions of labels and counts
         # have no such unit, and their variances none that a prior could know.
         prior = signals if self.kernel is None and likelihood.is_additive else None
         if self._goes_on:
             signals, start = self._warm(process.shape[1])
         self._columns = list(range(X.shape[1]))
-        if process.shape[1] > 1:
+        if not one:
             self._columns = [column for column, part in enumerate(signals) if part is not None]
         kernels = [kernel for kernel in signals if kernel is not None]
         data = self._seen(data, backend)
-        search: dict[str, Any] = {
-            "max_iter": self.max_iter,
-            "tol": max(self.tol, SERIES_LEAST_GAIN / total),
-            "callback": callback,
-        }
-        self._offsets = list(offsets)
-        self._stream = None
-        if process.shape[1] == 1:
+        tol = max(self.tol, SERIES_LEAST_GAIN / total)
+        search: dict[str, Any] = {"max_iter": self.max_iter, "tol": tol, "callback": callback}
+        self._offsets, self._stream = list(offsets), None
+        if one:
+            search |= {"start": start, **self._series_options(process, backend, stream=stream)}
             terms = self._make_terms(data.X, likelihood.is_additive)
-            if isinstance(self.n_inducing, Integral):
-                warn_of_few_rows(int(self.n_inducing), len(np.unique(process)))
-            search |= {"n_inducing": self.n_inducing, "learn_inducing": self.inducing == "learned"}
-            search |= {"offsets": offsets, "learn": self._learns, "start": start}
-            # Not of a stream, whose rows may come from before the origin of a trend.
-            structured = prior is not None and self.n_inducing is None and self.trend is None
-            search["structured"] = structured and not stream
-            if self.batch_size is not None:
-                search["minibatches"] = self.batch_size, backend.generator()
-            fits = [fit_series(kernels, _series(data, terms), likelihood, terms=terms, **search)]
+            series = series_of(data, terms)
+            fits = [fit_series(kernels, series, likelihood, offsets=offsets, terms=terms, **search)]
         else:
             kept = self._stream_of(data, likelihood) if stream else data
             search |= {"parameters": start, "optimise": self._learns, "prior": prior}
@@ -254,12 +243,27 @@ class StateSpaceMixin(IndexedOutput, SeriesInputs):
         self._likelihood_parameters = parameters.numpy()
         # A search cut short may miss any part.
         ended = not callback.stopped and all(fit.n_iter < self.max_iter for fit in fits)
-        if process.shape[1] > 1 and self._learns and ended:
+        if not one and self._learns and ended:
             learned = likelihood.with_parameters(parameters)
             warn_of_interactions(self, self._states, self._columns, given_data, learned)
-        kernels = [_kernel_of(state) for state in self._states]
+        kernels = [kernel_of(state) for state in self._states]
         alike = len({str(kernel) for kernel in kernels}) == 1
         return kernels[0] if alike else CompoundKernel(kernels), parameters
+
+    def _series_options(
+        self, times: np.ndarray, backend: Backend, *, stream: bool
+    ) -> dict[str, Any]:
+        """Options of `fit_series` that follow from the parameters."""
+        if isinstance(self.n_inducing, Integral):
+            warn_of_few_rows(int(self.n_inducing), len(np.unique(times)))
+        found: dict[str, Any] = {"n_inducing": self.n_inducing, "learn": self._learns}
+        found["learn_inducing"] = self.inducing == "learned"
+        # Not of a stream, whose rows may come from before the origin of a trend.
+        default = self.kernel is None and self.n_inducing is None and self.trend is None
+        found["structured"] = default and not stream
+        if self.batch_size is not None:
+            found["minibatches"] = self.batch_size, backend.generator()
+        return found
 
     def _seen(self, data: Data, backend: Backend) -> Data:
         """Copies on the device of the fit, y (n, c), without the columns that have no component."""
@@ -284,7 +288,7 @@ class StateSpaceMixin(IndexedOutput, SeriesInputs):
         if isinstance(data, AdditiveStatistics):
             (offset,) = self._offsets
             return [fit_additive_statistics(kernels[0], data, likelihood, offset=offset, **search)]
-        search |= {"n_bins": self._n_bins(), "log_exposure": _log_exposure(data)}
+        search |= {"n_bins": self._n_bins(), "log_exposure": log_exposure_of(data)}
         return [
             fit_additive(parts, data.X, y, data.weight, likelihood, offset=offset, **search)
             for parts, y, offset in zip(kernels, data.y.T, self._offsets, strict=True)
@@ -313,7 +317,7 @@ class StateSpaceMixin(IndexedOutput, SeriesInputs):
         learned = likelihood.with_parameters(to_tensor(self._likelihood_parameters))
         self._states = [
             state.to(self._device(backend)).with_rows(series, learned)
-            for state, series in zip(self._states, _series(data, self._terms), strict=True)
+            for state, series in zip(self._states, series_of(data, self._terms), strict=True)
         ]
 
     def _add_to_columns(self, data: Data, likelihood: Likelihood) -> None:
@@ -332,7 +336,7 @@ class StateSpaceMixin(IndexedOutput, SeriesInputs):
         else:
             stream = self._stream_of(joined(before, data), likelihood)
         fits = self._fit_additive(
-            [_parts(state) for state in self._states],
+            [parts_of(state) for state in self._states],
             stream,
             likelihood,
             parameters=to_tensor(self._likelihood_parameters),
@@ -355,11 +359,11 @@ class StateSpaceMixin(IndexedOutput, SeriesInputs):
         self._states = [state for fit in fits for state in fit.states]
         self._terms = getattr(self._states[0], "terms", None)
         self._evidence = float(sum(fit.value for fit in fits))
-        self._n_states = max(form.n_states for state in self._states for form in _forms(state))
+        self._n_states = max(form.n_states for state in self._states for form in forms_of(state))
 
     def _warm(self, n_columns: int) -> tuple[list[Kernel | None], Tensor]:
         """Kernels and likelihood of the last fit."""
-        parts, parameters = _parts(self._states[0]), to_tensor(self._likelihood_parameters)
+        parts, parameters = parts_of(self._states[0]), to_tensor(self._likelihood_parameters)
         if n_columns == 1:
             return [*parts], parameters
         learned = dict(zip(self._columns, parts, strict=True))
@@ -394,62 +398,3 @@ class StateSpaceMixin(IndexedOutput, SeriesInputs):
         """Latent means, shape (n, c)."""
         x = self._inputs(X)
         return to_arrays(torch.stack([state.mean(x) for state in self._states], dim=1))[0]
-
-
-def joined(data: Data, other: Data) -> Data:
-    """Some observations, then others, of weight 1 and offset 0 where one of them has none."""
-    columns = {"X": torch.cat([data.X, other.X]), "y": torch.cat([data.y, other.y])}
-    for name, default in (("weight", 1.0), ("offset", 0.0)):
-        parts = [getattr(part, name) for part in (data, other)]
-        shapes = [
-            part.X.shape[:1] if name == "weight" else part.X.shape[:1] + (1,)
-            for part in (data, other)
-        ]
-        if any(part is not None for part in parts):
-            columns[name] = torch.cat(
-                [
-                    data.X.new_full(shape, default) if part is None else part
-                    for shape, part in zip(shapes, parts, strict=True)
-                ]
-            )
-    return Data(**columns)
-
-
-def _log_exposure(data: Data) -> Tensor | None:
-    return None if data.offset is None else data.offset[:, 0]
-
-
-def _series(data: Data, terms: Terms | None) -> list[Series]:
-    """One series a column of y."""
-    exposure = _log_exposure(data)
-    if terms is None:
-        return [make_series(data.X[:, 0], y, data.weight, exposure) for y in data.y.T]
-    x, features = data.X[:, terms.time], terms.features(data.X)
-    return [make_regression_series(x, y, features, data.weight, exposure) for y in data.y.T]
-
-
-def _parts(state: State, *, split: bool = False) -> list[Kernel]:
-    """Kernels of the components; of a series all at once, or its summands."""
-    if isinstance(state, Exact | InducingState):
-        return summands(getattr(state, "widest", state.kernel)) if split else [state.kernel]
-    return list(state.kernels)
-
-
-def _forms(state: State) -> list[StateSpace]:
-    """The components in state space."""
-    if isinstance(state, Exact):
-        return [state.form]
-    return [state_space(part) for part in _parts(state)]
-
-
-def _kernel_of(state: State) -> Kernel:
-    """The kernel of f as one expression.
-
-    The sum is a balanced tree: scikit-learn asks each operand for its bounds twice, which takes
-    2^c steps of c summands added one after the other, and c^2 of a balanced tree.
-    """
-    kernels = _parts(state)
-    while len(kernels) > 1:
-        pairs = [Sum(*pair) for pair in zip(kernels[::2], kernels[1::2], strict=False)]
-        kernels = pairs + kernels[len(kernels) - len(kernels) % 2 :]
-    return kernels[0]

@@ -206,10 +206,15 @@ MAX_TIMES, TIMES_A_STATE, MOST_TIMES = 400, 2.0, 1024
 #: quadratic and trend, against the filter), a hundredth of what a search stops at.
 MAX_RATIO = 1e9
 #: Where kernels are compared, of the variance to that of the least certain step ahead: errors of
-#: 1e-8 nats with trends, seasons and Matern, 1e-4 with RBF (60 and 150 times without noise).
-ROUGH_RATIO = 1e11
-#: Covariances with new times up to which predictions take it, too: beyond, the filter is quicker.
-PREDICTED_ENTRIES = 2**17
+#: 1e-14 nats times it (trend, Matern 5/2 and seasons of 60 and 150 times, by 40 digits), 1e-4 nats
+#: with RBF. Beyond, the filter takes some ten times as long.
+ROUGH_RATIO = 1e12
+#: Covariances with new times that predictions hold at once, of the size of a cache. More are those
+#: of the filter, which is quicker, below a ratio as above at which variances before the first time
+#: keep six digits (by 50 digits: trend, Matern and season of 50 times).
+PREDICTED_ENTRIES, FILTER_RATIO = 2**17, 1e6
+#: Times at which draws of RBF are made by the root of their covariance: a second.
+DENSE_DRAWS = 1000
 
 # ---- state space, error of an approximate form
 #: Times of the stretch that tells it; and noise in the rounding of K, of its diagonal.

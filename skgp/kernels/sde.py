@@ -312,11 +312,11 @@ class Dynamics:
         return F, Q
 
     def covariance(
-        self, lags: np.ndarray, since: np.ndarray | None = None, *, of_form: bool = True
+        self, lags: np.ndarray, since: np.ndarray | None = None, *, of_form: bool = False
     ) -> tuple[np.ndarray, list[np.ndarray]]:
         """Covariance of f over finite lags (n,), and its derivative in each parameter.
 
-        Of the form, or of the kernel where that is approximated by RBF's; see `Block.covariance`.
+        Of RBF that of the kernel, or with `of_form` its approximation; see `Block.covariance`.
         With an origin, between the times `since` (n,) after it and those a lag later.
         """
         if since is None:
@@ -357,12 +357,11 @@ class Dynamics:
 
 
 class GapSlope:
-    r"""Derivatives in the gaps: dF = A F and dQ = F L F', with A P0 + P0 A' + L = 0."""
+    """Derivatives in the gaps: dF = A F and dQ = F L F'."""
 
     def __init__(self, dynamics: Dynamics) -> None:
-        self.A = torch.block_diag(*[block.generator() for _, block in dynamics.blocks])
-        product = self.A @ dynamics.stationary
-        self.L = -(product + product.mT)
+        blocks = zip(*(block.generator() for _, block in dynamics.blocks), strict=True)
+        self.A, self.L = (torch.block_diag(*part) for part in blocks)
 
     def __call__(self, F: Tensor, F_bar: Tensor, Q_bar: Tensor) -> Tensor:
         """Contraction (n,) with F_bar and Q_bar (d, d, n)."""

@@ -133,6 +133,24 @@ class Block:
             [self.variance * reduce(np.multiply, others[i], slope) for i, slope in shaped.items()],
         )
 
+    def between(self, x: np.ndarray, z: np.ndarray, origin: float, *, slope: bool) -> np.ndarray:
+        """Return k at times x and z, or its `slope` in x: where x is z, that to the right.
+
+        They broadcast and may lie before the `origin`, beyond which what is not stationary begins
+        anew in a mirror.
+        """
+        lags = np.abs(x - z)
+        if self.is_stationary:
+            return np.where(x < z, -1, 1) * self.slope(lags) if slope else self.covariance(lags)[0]
+        a, b = x - origin, z - origin
+        side = np.where((a < 0) & (b < 0), -1, 1)
+        start = np.minimum(side * a, side * b)
+        if not slope:
+            return self.covariance(lags, start)[0]
+        (p,), (rate,) = self.primitives, self.rates
+        slopes = p.slopes(rate * lags, rate * start)
+        return self.variance * rate * side * np.where(side * a < side * b, *slopes)
+
     def slope(self, lags: np.ndarray) -> np.ndarray:
         """Derivative of a stationary k in the lag, at 0 that to the right."""
         lags, slope, k = np.maximum(lags, 1e-100), np.zeros_like(lags), np.ones_like(lags)
@@ -284,10 +302,12 @@ class Block:
                 parts.append(P - Q if p.is_noisy else P)
         return reduce(_kron, parts)
 
-    def generator(self) -> Tensor:
-        """dF / dt at 0, (d, d): the Kronecker sum of those of the factors."""
-        zero = torch.zeros(self.n_states, self.n_states, dtype=torch.float64)
-        return sum(map(self._generator, range(len(self.primitives))), zero)
+    def generator(self) -> tuple[Tensor, Tensor]:
+        """A and L of dF = A F and dQ = F L F' in the gap, each (d, d), stationary or not."""
+        A, L = torch.zeros(2, self.n_states, self.n_states, dtype=torch.float64)
+        for B, W in self.rate_slopes():
+            A, L = A + torch.from_numpy(B), L + torch.from_numpy(W)
+        return A, L
 
     def _generator(self, i: int) -> Tensor:
         """``rate_i I x A_i x I``, (d, d): what factor i adds to the generator."""

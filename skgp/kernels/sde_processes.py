@@ -78,6 +78,10 @@ class Primitive(ABC):
         """k of places `start` after the origin and r later, and its slope in log rate."""
         return self.correlation(r)
 
+    def slopes(self, r: np.ndarray, start: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Derivatives of `covariance` in the earlier and in the later place, if not stationary."""
+        raise NotImplementedError
+
     def own(self, r: np.ndarray, start: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
         """`covariance`, or without a start `correlation`."""
         return self.correlation(r) if start is None else self.covariance(r, start)
@@ -249,9 +253,12 @@ class _Line(Primitive):
         k = start * (start + r)
         return k, 2 * k
 
+    def slopes(self, r: np.ndarray, start: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        return start + r, start
+
 
 class _Integrated(_Line):
-    """Integrated Brownian motion from 0 at the origin: k = m^2 (3 M - m) / 6."""
+    """Integrated Brownian motion from 0 at the origin, to both sides: k = m^2 (3 M - m) / 6."""
 
     def fill(self, r: Tensor, F: Tensor, Q: Tensor) -> None:
         super().fill(r, F, Q)
@@ -261,8 +268,13 @@ class _Integrated(_Line):
         Q[1, 0], Q[1, 1] = Q[0, 1], r
 
     def covariance(self, r: np.ndarray, start: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        start = np.maximum(start, 0.0)  # else the two are on different sides
         k = start * start * (start / 3 + r / 2)
         return k, 3 * k
+
+    def slopes(self, r: np.ndarray, start: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        start = np.maximum(start, 0.0)
+        return start * (start / 2 + r), start * start / 2
 
 
 class Oscillator(Primitive):

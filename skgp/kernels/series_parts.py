@@ -105,13 +105,13 @@ class SeriesParts:
             origin=self.start - span,
         )
 
-    def season(self, period: float, variances: Mapping[int, float]) -> Kernel:
-        """A season of harmonics, by order, that drift."""
+    def season(self, period: float, variances: Mapping[int, float], nu: float = 0.5) -> Kernel:
+        """A season of harmonics, by order, that drift: of nu 5/2 as growth makes them."""
         harmonics = [
             _constant(max(each, 1e-5 * self.variance)) * Cosine(period / j, "fixed")
             for j, each in variances.items()
         ]
-        drift = Matern(2 * self.span, (2 * period, 1e6 * self.span), nu=0.5)
+        drift = Matern(2 * self.span, (2 * period, 1e6 * self.span), nu=nu)
         return total(harmonics) * drift
 
 

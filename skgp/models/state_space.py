@@ -56,7 +56,7 @@ References
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -73,25 +73,21 @@ from skgp.inference.markov.series import Series
 from skgp.inference.markov.states import InducingState, SeriesState
 from skgp.inference.markov.terms import Terms
 from skgp.learning.defaults import LEAST_EFFECT
-from skgp.learning.markov.averaging import averaged
+from skgp.learning.markov.averaging import Average
 from skgp.learning.markov.choice import choose_kernel
 from skgp.learning.markov.defaults import CHOICE_ITER, FEW_ADDITIVE_ROWS, PRIOR_START_NOISE
 from skgp.learning.markov.ends import averaged_state, state_of
-from skgp.learning.markov.minibatch import MinibatchElbo, fit_minibatches
 from skgp.learning.markov.objectives import (
     BinnedEvidence,
-    GaussianEvidence,
     RowsElbo,
     RowsEvidence,
-    SharedEvidence,
-    VariationalEvidence,
 )
-from skgp.learning.markov.refinement import with_fine_form
-from skgp.learning.markov.regression import TermComponent, left_by_terms, with_terms
-from skgp.learning.markov.scoring import settle
+from skgp.learning.markov.regression import left_by_terms
 from skgp.learning.markov.search import Component, Search, maximise
-from skgp.learning.markov.starts import column_starts, from_likeliest_start, likeliest_starts
+from skgp.learning.markov.series_search import Problem, SeriesSearch
+from skgp.learning.markov.starts import column_starts
 from skgp.learning.markov.structure import Structure, with_structure
+from skgp.learning.markov.working import with_structure_of_sites
 from skgp.likelihoods import Likelihood
 from skgp.linalg.runtime import Callback
 from skgp.optim.stopping import StopRecorder
@@ -150,88 +146,53 @@ def fit_series(
     **search
         ``tol`` (1e-7) and ``callback`` of `maximise`; the latter is called after every kernel that
         is tried, too, and True ends both. ``structured`` (False): of one process with Gaussian
-        noise and several kernels, whether trends and seasons are tried besides
+        kernels, whether trends and seasons are tried besides
         (:mod:`skgp.learning.markov.structure`). ``minibatches``, rows of one and a
         `torch.Generator`: hyper-parameters of inducing states are then learned by
         `fit_minibatches`, and q by all rows in the end.
     """
-    make_objective = partial(_objective, likelihood=likelihood, offsets=offsets, terms=terms)
     callback = StopRecorder(search.pop("callback", None))
-    structured = search.pop("structured", False) and likelihood.is_gaussian
+    structured = search.pop("structured", False) and len(processes) == 1
     minibatches = search.pop("minibatches", None)
-    kernel, several = kernels[0], learn and len(kernels) > 1
+    problem, kernel, structure = Problem(processes, likelihood, offsets, terms), kernels[0], None
+    several = learn and len(kernels) > 1
     if several:  # eq. 7: which F and H
-        chosen = choose_kernel(kernels, make_objective, processes, likelihood, callback)
-        structure = Structure(chosen)
-        if structured and not callback.stopped:
-            whole = make_objective(processes)
-            rest = left_by_terms(processes[0], chosen, whole)
-            structure = with_structure(chosen, rest, whole, likelihood)
+        found = choose_kernel(kernels, problem.evidence, processes, likelihood, callback)
+        structure = Structure(found)
+        if structured and likelihood.is_gaussian and not callback.stopped:
+            whole = problem.evidence()
+            rest = left_by_terms(processes[0], found, whole)
+            structure = with_structure(found, rest, whole, likelihood)
         (kernel,), start = structure.best.components, structure.best.parameters
     knots = _knots(kernel, processes[0].times, n_inducing)  # (M,), z of section 3.1
-    make_objective = partial(make_objective, processes, sparse=knots is not None)
-    objective: Any = make_objective()
-    of_terms: list[Component] = [] if terms is None else list(map(TermComponent, terms.parts))
-    others = list(of_terms)
-
-    def climb(kernel: Any, start: Tensor | None) -> Search:  # 2.3, 3.3: by the evidence or the ELBO
-        options: dict[str, Any] = {"parameters": start, "knots": knots, "callback": callback}
-        options |= {"learn_knots": learn and learn_inducing, "amplitudes": terms is not None}
-        options |= {"max_iter": max_iter if learn and not callback.stopped else 0, **search}
-        if options["max_iter"] and minibatches is not None and knots is not None:  # 3.4
-            rows = MinibatchElbo(processes, likelihood, offsets, *minibatches)
-            few = fit_minibatches(kernel, rows, likelihood, **options)
-            options |= {"parameters": few.parameters, "knots": few.knots, "max_iter": 0}
-            found = maximise([few.kernel], objective, likelihood, **options)
-            return replace(found, n_iter=few.n_iter, history=few.history)
-        near = several and knots is None and options["max_iter"] > 0  # where the choice ended
-        ends: dict[str, Any] = {"max_iter": max_iter, "tol": 1e-7, "callback": callback, **search}
-        found = (near and settle(kernel, objective, likelihood, start, **ends)) or maximise(
-            [kernel, *others], objective, likelihood, **options
-        )
-        others[:] = found.components[1:]
-        return found
-
-    def value(kernel: Any, start: Tensor) -> float:
-        few = 0 if likelihood.is_gaussian else CHOICE_ITER  # scales of other noise start anywhere
-        place: dict[str, Any] = {"parameters": start, "knots": knots, "max_iter": few}
-        return maximise([kernel], make_objective(), likelihood, **place).value
-
-    found = climb(kernel, start)
-    if learn and start is None and terms is None and len(kernels) == 1:
-        starts = likeliest_starts(kernel, processes[0], likelihood)
-        found = from_likeliest_start(found, starts, processes[0], value, climb)
+    options: dict[str, Any] = {"minibatches": minibatches, "learn_knots": learn and learn_inducing}
+    ends, max_iter = {"callback": callback, **search}, max_iter if learn else 0
+    searches = SeriesSearch(problem, knots, max_iter, ends, near=several, **options)
+    found = searches.climb(kernel, start)  # 2.3, 3.3: by the evidence or the ELBO
+    if learn and start is None and terms is None and not several:
+        found = searches.from_likeliest_start(found, kernel)
+    points = None
     if knots is None and likelihood.is_gaussian:
-        rest = left_by_terms(processes[0], found, objective)
-        found = with_fine_form(found, rest, climb, asked=not several)
-        few = (of_terms, objective, likelihood, processes[0], rest)
-        points = averaged(found, *few, structure) if several and structured else None
-        if points is not None:
-            given = processes[0], likelihood, offsets[0], objective.objectives[0], terms
-            state, end = averaged_state(points, *given), (found.n_iter, found.history)
-            return Fit([state], points.mean_noise, points.points[0].value, *end)
-    states = [  # 3.4: q at the theta found
-        state_of(found, series, likelihood, offset, each, terms)
-        for series, offset, each in zip(processes, offsets, objective.objectives, strict=True)
+        default = structure if structured else None
+        found, points = searches.finished(found, default, asked=not several)
+    elif several and structured and not callback.stopped:
+        found = with_structure_of_sites(found, problem, searches.objective, searches.climb)
+    return _fit(found, points, problem, searches.objective)
+
+
+def _fit(found: Search, points: Average | None, problem: Problem, objective: Any) -> Fit:
+    """3.4: q at the hyper-parameters found, or an average over some."""
+    likelihood, end = problem.likelihood, (found.n_iter, found.history)
+    given = zip(problem.processes, problem.offsets, objective.objectives, strict=True)
+    if points is not None:
+        ((series, offset, each),) = given
+        state = averaged_state(points, series, likelihood, offset, each, problem.terms)
+        return Fit([state], points.mean_noise, points.points[0].value, *end)
+    states = [
+        state_of(found, series, likelihood, offset, each, problem.terms)
+        for series, offset, each in given
     ]
-    return Fit(states, found.parameters, found.value, found.n_iter, found.history)
-
-
-def _objective(
-    processes: Sequence[Series],
-    *,
-    likelihood: Likelihood,
-    offsets: Sequence[float],
-    terms: Terms | None,
-    sparse: bool = False,
-) -> SharedEvidence:
-    """The evidence of all processes, or the ELBO."""
-    pairs = zip(processes, offsets, strict=True)
-    if terms is not None:
-        return SharedEvidence([with_terms(*pair, terms, likelihood) for pair in pairs])
-    if likelihood.is_gaussian and not sparse:
-        return SharedEvidence([GaussianEvidence(series) for series in processes])
-    return SharedEvidence([VariationalEvidence(s, likelihood, offset) for s, offset in pairs])
+    return Fit(states, found.parameters, found.value, *end)
 
 
 def _knots(kernel: Any, times: Tensor, n_inducing: int | str | None) -> Tensor | None:

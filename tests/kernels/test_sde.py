@@ -20,7 +20,7 @@ from sklearn.gaussian_process.kernels import (
 from skgp.kernels import ActiveDims, Cosine, LocalLinearTrend, gram, has_state_space, state_space
 from skgp.kernels.leaves import scaled_bessel
 from tests.reference.state_space import by_finite_differences
-from tests.reference.state_space_kernels import EXACT, each_series_kernel
+from tests.reference.state_space_kernels import CASES, EXACT, each_series_kernel
 from tests.same import assert_same
 
 EPS = torch.finfo(torch.float64).eps
@@ -194,9 +194,9 @@ def test_covariance_and_its_derivatives_agree_with_transitions_and_differences(c
     parameters = form.parameters().detach()
 
     def covariance(at):
-        return torch.from_numpy(form.at(at).covariance(lags)[0])
+        return torch.from_numpy(form.at(at).covariance(lags, of_form=True)[0])
 
-    k, slopes = form.at(parameters).covariance(lags)
+    k, slopes = form.at(parameters).covariance(lags, of_form=True)
     dynamics = form.at(parameters)
     F, _ = dynamics.transition(torch.from_numpy(lags))
     H, P0 = dynamics.observation, dynamics.stationary
@@ -242,6 +242,29 @@ def test_transition_gradient_equals_finite_differences(case):
     gradient = form.at(parameters).transition_gradient(gaps, F_bar, Q_bar)
     expected = by_finite_differences(contraction, parameters)
     assert (gradient - expected).abs().max() < 1e-8 * (1 + expected.abs().max())
+
+
+TRENDS = [LocalLinearTrend(0.3, 0.7, 0.2, origin=-1.0)]
+TRENDS.append(TRENDS[0] + Matern(0.7, nu=1.5) * Cosine(0.6))
+
+
+@pytest.mark.parametrize("kernel", [case.make() for case in CASES.values()] + TRENDS, ids=str)
+def test_transitions_are_differentiable_in_the_gaps(kernel):
+    dynamics, step = dynamics_of(kernel), 1e-6
+    gaps = torch.tensor([1e-3, 0.02, 0.3, 0.9, 2.0], dtype=torch.float64)
+    rng = np.random.default_rng(0)
+    bars = torch.from_numpy(rng.standard_normal((2, dynamics.n_states, dynamics.n_states, 5)))
+
+    def contraction(at):
+        return sum(
+            (part * bar).sum((0, 1))
+            for part, bar in zip(dynamics.transition(at), bars, strict=True)
+        )
+
+    moving = gaps.clone().requires_grad_()
+    (found,) = torch.autograd.grad(contraction(moving).sum(), moving)
+    expected = (contraction(gaps + step) - contraction(gaps - step)) / (2 * step)
+    assert (found - expected).abs().max() < 1e-7 * (1 + expected.abs().max())
 
 
 @each_series_kernel()

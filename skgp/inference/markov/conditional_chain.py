@@ -2,7 +2,7 @@ r"""The conditional chain of a series: its states given those before and all dat
 
 Deviations from the posterior mean run as :math:`s_n = T_n s_{n-1} + N(0, C_n)`, with
 
-.. math:: G_n = (I + Q_n J_n)^{-1}, \quad T_n = G_n F_n, \quad C_n = G_n Q_n
+.. math:: T_n = (I + Q_n J_n)^{-1} F_n, \quad C_n = (Q_n^{-1} + J_n)^{-1}
 
 for the precision J that its own site and all later ones give the state. The chain is made from the
 back of each chunk to its front, all chunks side by side, and then run from front to back: once from
@@ -15,12 +15,12 @@ import torch
 from torch import Tensor
 
 from skgp.inference.markov.passes import Model
-from skgp.inference.markov.series import Steps
 from skgp.inference.markov.smoother import Smoother
 from skgp.linalg.small_matrices import (
     identity_plus,
     inverse_and_log_det,
     matmul,
+    outer,
     square_root,
     symmetrize,
 )
@@ -31,6 +31,17 @@ class _Chain(NamedTuple):
 
     T: Tensor  # (d, d, L, C)
     C: Tensor  # (d, d, L, C)
+    J: Tensor  # (d, d, C), at the first point of each chunk
+
+
+def precision_before(smoother: Smoother, F: Tensor, Q: Tensor) -> Tensor:
+    """What all data say of states at times (m,) before the first, as a precision (d, d, m).
+
+    F and Q (d, d, m) are the transitions from there to the first time.
+    """
+    J = _make_chain(smoother, slice(0, 1)).J.expand_as(F)
+    T, _ = _conditional(F, Q, J)
+    return symmetrize(matmul(T.transpose(0, 1), matmul(J, F)))
 
 
 def sample_chain(
@@ -85,26 +96,37 @@ def _make_chain(smoother: Smoother, tile: slice) -> _Chain:
         half = J.new_zeros(d, n_chunks)
         smoother.model.add_observed(half, 0.5 * sites[1][j])
         smoother.model.add_observed_outer(J, half)  # its own site
-        T[:, :, j], C[:, :, j] = _conditional(steps, j, J)
-        F, _ = steps[j]
+        (F, Q), here = steps[j], J
+        T[:, :, j], C[:, :, j] = _conditional(F, Q, J)
         J = symmetrize(matmul(T[:, :, j].transpose(0, 1), matmul(J, F.expand_as(J))))
-    return _Chain(T, C)
+    return _Chain(T, C, here)
 
 
-def _conditional(steps: Steps, j: int, J: Tensor) -> tuple[Tensor, Tensor]:
-    """``G F`` and ``G Q`` for ``G = (I + Q J)^-1``."""
-    F, Q = steps[j]
+def conditioned(P: Tensor, J: Tensor) -> Tensor:
+    r"""``(P^-1 + J)^-1 = S (I + S' J S)^-1 S'`` for ``P = S S'``, (d, d, *batch).
+
+    What is inverted is symmetric and of unit diagonal: of states of many scales, as those of RBF,
+    ``(I + P J)^-1 P`` has no digit, and draws from it were 1e9 times too wide.
+    """
+    S = square_root(P)
+    M = identity_plus(symmetrize(matmul(S.transpose(0, 1), matmul(J, S))))
+    scale = M.diagonal(dim1=0, dim2=1).movedim(-1, 0).rsqrt()
+    inverse, _ = inverse_and_log_det(M * outer(scale, scale))
+    half = S * scale[None]
+    return symmetrize(matmul(matmul(half, inverse), half.transpose(0, 1)))
+
+
+def _conditional(F: Tensor, Q: Tensor, J: Tensor) -> tuple[Tensor, Tensor]:
+    """``(I + Q J)^-1 F`` and ``(Q^-1 + J)^-1``."""
     G, _ = inverse_and_log_det(identity_plus(matmul(Q, J)))
-    return matmul(G, F), symmetrize(matmul(G, Q))
+    return matmul(G, F), conditioned(Q.expand_as(J), J)
 
 
 def _sample_start(smoother: Smoother, n_samples: int, generator: torch.Generator) -> Tensor:
     """Draw the deviation of the state before the first point, given all data, (d, n_samples)."""
     _, P = smoother.prior
-    total = smoother.tree.total
-    cov = torch.linalg.solve(torch.eye(len(P), **_like(P)) + P @ total.J[0], P)
     noise = draw(P.new_empty, (len(P), n_samples), generator)
-    return square_root(symmetrize(cov)) @ noise
+    return square_root(conditioned(P, smoother.tree.total.J[0])) @ noise
 
 
 def _run(model: Model, T: Tensor, moves: Tensor, start: Tensor) -> tuple[Tensor, Tensor]:

@@ -21,7 +21,12 @@ from skgp.inference.markov.before_origin import (
     draws_before,
     until_origin,
 )
-from skgp.inference.markov.conditional_chain import chain_products, sample_chain
+from skgp.inference.markov.conditional_chain import (
+    chain_products,
+    conditioned,
+    precision_before,
+    sample_chain,
+)
 from skgp.inference.markov.passes import Filtered, Gaussian, Model, Visitor
 from skgp.inference.markov.series import Steps
 from skgp.inference.markov.smoother import Smoother
@@ -197,7 +202,7 @@ class Posterior:
     def _states(self, x_new: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """State at new times: m, P given the data up to there, r, N given the data after.
 
-        Before an origin m and P are given all data, and r and N are 0.
+        Before the first time, and an origin, m and P are given all data, and r and N are 0.
         """
         h = until_origin(self._dynamics, x_new)
         x_new = x_new + h
@@ -208,13 +213,20 @@ class Posterior:
         since = (x_new - time_before(self._dynamics, self.times, right)).clamp(min=0)
         F, Q = self._dynamics.transition(since)
         m, P = self._model.times(F, m), self._model.sandwich(F, P) + Q
-        F, _ = self._dynamics.transition((self.times[right.clamp(max=last)] - x_new).clamp(min=0))
+        F, Q = self._dynamics.transition((self.times[right.clamp(max=last)] - x_new).clamp(min=0))
         r, N = self._model.transposed_times(F, r), self._model.sandwich(F.transpose(0, 1), N)
-        if not bool((h > 0).any()):
+        first, before = right == 0, h > 0
+        settled = first | before
+        if not bool(settled.any()):
             return m, P, r, N
-        mean, V = carried_back(self._dynamics, h, m + matvec(P, r), _covariance(m, P, r, N))
-        m, P = torch.where(h > 0, mean, m), torch.where(h > 0, V, P)
-        return m, P, r * (h == 0), N * (h == 0)
+        mean, V = m + matvec(P, r), _covariance(m, P, r, N)
+        if bool(first.any()) and not x_new.requires_grad:  # a wide prior leaves P - P N P no digits
+            J = precision_before(self._smoother, F[..., first], Q[..., first])
+            V[..., first] = conditioned(P[..., first], J)
+        if bool(before.any()):
+            mean, V = carried_back(self._dynamics, h, mean, V)
+        m, P = torch.where(settled, mean, m), torch.where(settled, V, P)
+        return m, P, r * ~settled, N * ~settled
 
     def _neighbours(self, right: Tensor) -> tuple[Gaussian, Gaussian]:
         """Filtered (m, P) at the points ``right - 1`` and (r, N) at the points ``right``."""

@@ -54,8 +54,12 @@ class DensePrior:
 
     def suits(self, weight: np.ndarray, *, rough: bool = False) -> bool:
         """Whether weights (m,) are neither negative nor large; larger where `rough` values do."""
-        largest = weight.max() * self.K.diagonal().max()
-        return bool(weight.min() >= 0 and largest <= (self._rough if rough else self._most))
+        most = self._rough if rough else self._most
+        return bool(weight.min() >= 0 and self.ratio(weight) <= most)
+
+    def ratio(self, weight: np.ndarray) -> float:
+        """Of the greatest weight to the least prior precision."""
+        return float(weight.max() * self.K.diagonal().max())
 
     def contract(self, bar: np.ndarray) -> np.ndarray:
         """``<bar, dK/dp> / 2``, (q,), of a symmetric matrix (m, m): its upper half is read.
@@ -170,6 +174,11 @@ class DensePosterior:
         """Mean (k,) of f at places of covariances (k, m), and the root (m, k) of what is known."""
         L, root, alpha = map(torch.from_numpy, (self._L, self._root, self._alpha))
         return across @ alpha, torch.linalg.solve_triangular(L, (across * root).T, upper=False)
+
+    def regress(self, f: Tensor, noise: Tensor) -> Tensor:
+        """``Sigma^-1 (f + N^(1/2) z)`` (m, S), of draws f and standard normal z."""
+        L, root = torch.from_numpy(self._L), torch.from_numpy(self._root)[:, None]
+        return root * torch.cholesky_solve(root * f + noise, L)
 
     def misfit(self, centre: Tensor) -> float:
         """As of `Evidence`."""

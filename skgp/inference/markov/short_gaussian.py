@@ -221,7 +221,9 @@ class ShortEvidence:
         A = 0.5 * half.T @ half
         across, within = A[:p, p:], A[:p, :p] + ridge * np.eye(p)
         left = A.diagonal()[p:] - (across * np.linalg.solve(within, across)).sum(0)
-        return np.maximum(u, 0.0) ** 2 / (2 * left)
+        squares = np.maximum(u, 0.0) ** 2  # of targets that do not differ 0, and left too
+        unknown = np.where(squares > 0, math.inf, 0.0)
+        return np.divide(squares, 2 * left, out=unknown, where=left > 0)
 
 
 class ShortSeries:
@@ -253,5 +255,11 @@ class ShortSeries:
         constant = self._constant + self._total * math.log(noise) + scaled
         # The rest of the slope in the log noise: that of noise alone, and within equal times.
         rest = -0.5 * constant, 0.5 * (self._within + scaled)
-        found = ShortEvidence(self.covariance.at(parameters), noise / self.counts, self._c, *rest)
+        place = self.covariance.at(parameters), noise / self.counts
+        try:
+            found = ShortEvidence(*place, self._c, *rest)
+        except NotPositiveDefiniteError:
+            if math.isinf(self._most):
+                raise
+            return None
         return found if found.ratio <= self._most else None

@@ -39,7 +39,7 @@ from skgp.learning.markov.defaults import (
     LEAST_WEIGHT,
     LINE_LEAST_ROWS,
     LINE_NATS,
-    SEASON_LEAST_ROWS,
+    TREND_LEAST_ROWS,
 )
 from skgp.learning.markov.objectives import Component, Objective
 from skgp.learning.markov.refinement import with_fine_form
@@ -150,7 +150,7 @@ def averaged(
     n_rows, points, rival = len(series.times), None, structure.rival
     if leaves_open(found, n_rows):
         points = average(found, starts, objective, likelihood, series)
-    if LINE_LEAST_ROWS <= n_rows < SEASON_LEAST_ROWS:
+    if LINE_LEAST_ROWS <= n_rows < TREND_LEAST_ROWS:
         rival, share = _over_line(found, objective, likelihood, rest)
     else:
         share = structure.share

@@ -21,9 +21,10 @@ LOST_NATS = 1e-3
 WORTH_A_WARNING, MOST_NATS = 0.01, 10.0
 
 # Seasons and trends of a default kernel, which rows to come decide about: `bench_forecast.py`
-#: Times from which on periods are looked for, cycles that must be seen, periods and harmonics that
-#: are modelled at most.
-SEASON_LEAST_ROWS, LEAST_CYCLES, MAX_SEASONS, MAX_SEASON_HARMONICS = 40, 2.95, 2, 6
+#: Times from which on trends compete and periods are looked for, cycles that must be seen, periods
+#: and harmonics that are modelled at most.
+TREND_LEAST_ROWS, SEASON_LEAST_ROWS = 40, 20
+LEAST_CYCLES, MAX_SEASONS, MAX_SEASON_HARMONICS = 2.95, 2, 6
 #: Cycles that stiff backgrounds follow by half: waves of 3 to 8 cycles of 60 and 150 times, in
 #: noise or beside walks and autoregressions, gain 16 to 52 nats over the better one on average;
 #: those of walks alone 8 at most.
@@ -52,6 +53,9 @@ SNAP_TO_PERIOD, SNAP_TO_STEP = 0.1, 0.05
 #: .944, the likelier one alone 1.26 and .933. By kind .13 less to .02 more. A prior of 12 times the
 #: variance of the slope, that of short series, loses .01 and follows walks less.
 STRUCTURE_ROWS = 20_000
+#: The same of counts, outliers and labels, whose searches are of an ELBO: 2000 counts (labels) with
+#: a season take 12 (15) s in place of .4 (4).
+WORKING_ROWS = 3000
 #: Rows a hyper-parameter up to which predictions of a default series average over these, and the
 #: weight of a point that counts. Generated series, 40 each, rows between the others and a little
 #: ahead: intervals of 95% cover .84 of 10 rows, .87-.89 with one covariate and .91 with three,

@@ -8,8 +8,9 @@ quasi-periodic process a season,
 .. math:: e^{-|t| / \ell} \sum_{j=1}^J v_j \cos(2 \pi j t / p),
 
 with the periods that the periodogram proposes (:mod:`.seasons`) over what the trend explains, one
-by one, and the trend a process that is short. Parts are chosen by the Bayesian information
-criterion.
+by one, and the trend a process that is short. Of few times seasons may drift as Matern 5/2 does:
+growth by a factor makes their amplitude a smooth function. Parts are chosen by the Bayesian
+information criterion.
 
 Few cycles of a stationary process say little of whether it returns to a mean: as long as both are
 likely predictions are averaged over the trend and the stationary process, by their criteria. The
@@ -30,8 +31,10 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 from torch import Tensor
 
+from skgp.inference.defaults import MAX_TIMES
 from skgp.inference.markov.series import Series
 from skgp.kernels.defaults import TREND_START
 from skgp.kernels.sde import Dynamics, StateSpace, state_space
@@ -42,6 +45,7 @@ from skgp.learning.markov.defaults import (
     SEASON_LEAST_ROWS,
     STIFF_CYCLES,
     STRUCTURE_ROWS,
+    TREND_LEAST_ROWS,
 )
 from skgp.learning.markov.objectives import Component, GaussianEvidence, Objective
 from skgp.learning.markov.scoring import promised_gain, short_climb
@@ -89,11 +93,10 @@ def with_structure(
     trending = max(trending, wandering, key=criterion)
     backgrounds = Backgrounds(trending, n, likelihood)
     trending, seasons = _with_seasons(trending, trend, series, backgrounds, climb, criterion)
-    still = climb(best.kernel + make.constant(), best.parameters)
-    if seasons:
-        start = total([best.kernel, *seasons, make.constant()]), still.parameters
-        still = max(still, climb(*start, criterion(still)), key=criterion)
-        best = _without(still, 1)
+    if n < TREND_LEAST_ROWS:  # :mod:`.averaging` has lines beneath the process
+        waves = climb(total([best.kernel, *seasons]), best.parameters) if seasons else best
+        return Structure(max(best, waves, key=criterion))
+    best, still = _stationary(best, seasons, series, climb, criterion)
     noise, first, short = float(trending.parameters[0].exp()), trending, make.short()
     hoped = SCORE_OUTLOOK * promised_gain(first, Component(short), objective)
     hoped += criterion(first) - cost(Component(short))
@@ -118,15 +121,44 @@ def _with_seasons(
     climb: Callable[[Any], Search],
     criterion: Callable[[Search], float],
 ) -> tuple[Search, list[Any]]:
-    """The best of a trend and of it with the seasons that the periodogram proposes, and these."""
-    make, seasons = parts_of(series), list[Any]()
+    """The best of a trend and of it with the seasons that the periodogram proposes, and these.
+
+    Of few times also with seasons that drift as growth makes them, of three times the states.
+    """
+    make, seasons, drifts = parts_of(series), list[Any](), [0.5]
+    if len(series.times) <= MAX_TIMES:
+        drifts.append(2.5)
     for season in propose_seasons(series, backgrounds):
-        parts = [*seasons, make.season(season.period, season.variances)]
-        found = climb(total([*trend, *parts]))
-        backgrounds.known = _without(found, len(parts))
-        if criterion(found) > criterion(trending):
-            trending, seasons = found, parts
+        better = seasons
+        for nu in drifts:
+            parts = [*seasons, make.season(season.period, season.variances, nu)]
+            found = climb(total([*trend, *parts]))
+            backgrounds.known = _without(found, len(parts))
+            if criterion(found) > criterion(trending):
+                trending, better = found, parts
+        seasons = better
     return trending, seasons
+
+
+def _stationary(
+    best: Search,
+    seasons: Sequence[Any],
+    series: Series,
+    climb: Callable[..., Search],
+    criterion: Callable[[Search], float],
+) -> tuple[Search, Search]:
+    """The best of a smooth kernel and of it with seasons, and the same above a level."""
+    make = parts_of(series)
+    still = climb(best.kernel + make.constant(), best.parameters)
+    if not seasons:
+        return best, still
+    starts = [best.components[0]]
+    if len(series.times) <= MAX_TIMES:  # what had followed the waves may be slow beside them
+        starts.append(_slow(starts[0], make.span))
+    for start in starts:
+        kernel = total([start.kernel, *seasons, make.constant()])
+        still = max(still, climb(kernel, still.parameters, criterion(still)), key=criterion)
+    return _without(still, 1), still
 
 
 @dataclass
@@ -174,6 +206,12 @@ def _without(found: Search, n_parts: int) -> Search:
     for _ in range(n_parts):
         kernel = kernel.k1
     return replace(found, components=[Component(kernel)])
+
+
+def _slow(part: Component, scale: float) -> Component:
+    """A process with its length scales at one, within their bounds."""
+    theta = torch.where(part.is_length_scale, math.log(scale), part.theta)
+    return part.at(theta.clamp(part.low, part.high))
 
 
 def parts_of(series: Series) -> SeriesParts:

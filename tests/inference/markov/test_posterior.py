@@ -3,10 +3,12 @@
 import numpy as np
 import pytest
 import torch
+from mpmath import mp, mpf
 from sklearn.gaussian_process.kernels import RBF, ExpSineSquared, Matern
 
 from skgp.inference.markov import series
 from skgp.inference.markov.posterior import Posterior
+from skgp.kernels import Cosine, LocalLinearTrend
 from skgp.kernels.sde import state_space
 from tests.reference.state_space import (
     assert_draws,
@@ -180,3 +182,42 @@ def test_samples_keep_the_mean_where_weights_leave_no_digits(scale, generator):
     noisy = var > 1e-10
     ratio = samples[noisy].var(1) / var[noisy]
     assert float(((ratio - 1) / (2 / S) ** 0.5).abs().max()) < 4.5
+
+
+def test_draws_of_rbf_beside_a_season_are_as_wide_as_predictions(generator):
+    """States of many scales: draws were 1e9 times too wide, of noise a hundredth of the season."""
+    rng, S = np.random.default_rng(600), 2000
+    x = torch.tensor(np.sort(rng.uniform(0, 600, 600)))
+    kernel = 38.0**2 * RBF(8700.0) + 0.27**2 * Cosine(12.0) * Matern(1e6, nu=0.5)
+    found = Posterior(state_space(kernel).at(), x, 0 * x, torch.full_like(x, 1e5))
+    new = torch.linspace(5, 720, 15).double()
+    ratio = found.sample(new, S, generator).var(1) / found.marginals(new)[1]
+    assert float(((ratio - 1) / (2 / S) ** 0.5).abs().max()) < 4.5
+
+
+@pytest.mark.parametrize("origin", [-1000.0, -1.0], ids=["far", "near"])
+def test_variances_before_the_first_time_keep_their_digits(origin):
+    """Of a wide prior and little noise, against 50 digits: they were 0, or 1e4 times as much."""
+    trend, noise = LocalLinearTrend(1e-11, 1e3, 2e-3, origin=origin), 1e-6
+    season = Cosine(12.0) * Matern(1e6, nu=0.5)
+    x, new = np.arange(1.0, 31.0) ** 1.1, np.array([0.2, 0.9, 3.0])
+
+    def k(a, b):
+        lag, (m, M) = abs(a - b), sorted((a - mpf(origin), b - mpf(origin)))
+        line = 1000 + mpf("0.002") * m * M + mpf("1e-11") * m**2 * (3 * M - m) / 6
+        return line + mp.cos(2 * mp.pi * lag / 12) * mp.e ** (-lag / mpf(10) ** 6)
+
+    with mp.workdps(50):
+        X, K = [mpf(float(each)) for each in x], mp.matrix(30, 30)
+        for i, j in np.ndindex(30, 30):
+            K[i, j] = k(X[i], X[j]) + (mpf("1e-6") if i == j else 0)
+        expected = []
+        for at in map(mpf, new):
+            across = mp.matrix([k(at, each) for each in X])
+            expected.append(float(k(at, at) - (across.T * mp.lu_solve(K, across))[0]))
+    weight = torch.full((30,), 1 / noise, dtype=torch.float64)
+    found = Posterior(state_space(trend + season).at(), torch.tensor(x), 0 * weight, weight)
+    np.testing.assert_allclose(found.marginals(torch.tensor(new))[1], expected, rtol=1e-2)
+    np.testing.assert_allclose(
+        found.covariance(torch.tensor(new))[1].diagonal(), expected, rtol=1e-2
+    )

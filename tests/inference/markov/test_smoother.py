@@ -75,7 +75,7 @@ def test_evidence_of_an_approximate_kernel_is_exact_for_its_form(case, route):
     x, beta, weight = awkward_series(n=60, jump=30.0)
     K = model_covariance(dynamics, x)
     if route == "dense":  # RBF is no approximation there
-        K, of_form = dynamics.covariance(np.abs(x[:, None] - x), of_form=False)[0], K
+        K, of_form = dynamics.covariance(np.abs(x[:, None] - x))[0], K
         tolerance = 1e-12 if case.tolerance == SIX_STATES else case.tolerance * K[0, 0]
         assert np.abs(K - case.make()(x[:, None])).max() < tolerance
         assert np.abs(K - of_form).max() < 2 * case.tolerance * K[0, 0]

@@ -97,8 +97,9 @@ def test_an_averaged_model_agrees_with_itself_and_goes_on():
 @pytest.mark.filterwarnings("ignore:The optimal value")
 @pytest.mark.parametrize(("slope", "wave"), [(0.06, 0.0), (1.0, 3.0)])
 def test_the_share_of_a_line_is_the_ratio_of_dense_evidences(slope, wave):
-    t = np.sort(np.random.default_rng(5).uniform(0, 19, 20)) if not wave else np.arange(20.0)
-    y = slope * t + 0.5 * np.random.default_rng(1).standard_normal(20) + wave * np.sin(1.5 * t)
+    n = 18 if wave else 20  # too few times for a season
+    t = np.sort(np.random.default_rng(5).uniform(0, 19, 20)) if not wave else np.arange(18.0)
+    y = slope * t + 0.5 * np.random.default_rng(1).standard_normal(n) + wave * np.sin(1.5 * t)
     z, span = (y - y.mean()) / y.std(), np.ptp(t)
     values = []
     for change in (1e-8, 12.0):

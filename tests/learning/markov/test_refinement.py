@@ -89,7 +89,7 @@ def test_evidence_error_is_that_of_drawn_series(request):
     form = state_space(kernel)
     for seed in range(20):
         x, y, dense = drawn(kernel, 200, noise, seed)
-        K = form.at().covariance((x[:, None] - x).abs().numpy())[0]
+        K = form.at().covariance((x[:, None] - x).abs().numpy(), of_form=True)[0]
         C = torch.from_numpy(K) + noise * torch.eye(len(x))
         found = torch.distributions.MultivariateNormal(torch.zeros_like(y), C).log_prob(y)
         errors.append(float(found) - dense)
