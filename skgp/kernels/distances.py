@@ -127,22 +127,20 @@ class _DirectSquaredDistance(torch.autograd.Function):
         return grads
 
 
-class _CorrectedSquaredDistance(_DirectSquaredDistance):
+class _ExpandedSquaredDistance(_DirectSquaredDistance):
     """Squared distances by a matrix product, those between far rows by differences."""
 
     @staticmethod
     def forward(ctx, A, B):
         ctx.save_for_backward(A, B)
-        i, j = _far_rows(A), _far_rows(B)
-        D = _by_product(A, B, A.square().sum(-1), B.square().sum(-1))
-        if len(i) and len(j):
+        a2 = A.square().sum(-1)
+        b2 = a2 if A is B else B.square().sum(-1)
+        # In place: to obtain the memory of several matrices takes longer than to fill one.
+        D = (A @ B.mT).mul_(-2).add_(a2[..., :, None]).add_(b2[..., None, :]).clamp_min_(0)
+        if any_far(a2) and any_far(b2):
+            i, j = _far_rows(A), _far_rows(B)
             D[..., i[:, None], j] = _cdist(A[..., i, :], B[..., j, :]).square_()
         return D
-
-
-def _by_product(A: Tensor, B: Tensor, a2: Tensor, b2: Tensor) -> Tensor:
-    squares = a2[..., :, None] + b2[..., None, :]
-    return (squares - 2 * (A @ B.mT)).clamp_min(0)
 
 
 def _far_rows(A: Tensor) -> Tensor:
@@ -242,15 +240,9 @@ def by_differences_where_near(D: Tensor, A: Tensor, B: Tensor, a2: Tensor) -> Te
 
 def _expanded_squared(A: Tensor, B: Tensor, same: bool) -> Tensor:
     """Squared distances (..., n, p) by products, far rows by differences."""
-    a2 = A.square().sum(-1)
-    b2 = a2 if same else B.square().sum(-1)
-    if any_far(a2) or not same and any_far(b2):
-        D = _CorrectedSquaredDistance.apply(A, B)
-    else:
-        D = _by_product(A, B, a2, b2)
+    D = _ExpandedSquaredDistance.apply(A, B)
     if same:
-        eye = torch.eye(A.shape[-2], dtype=torch.bool, device=A.device)
-        D = D.masked_fill(eye, 0)
+        D.diagonal(dim1=-2, dim2=-1).zero_()
     return D
 
 

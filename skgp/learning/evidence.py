@@ -235,14 +235,14 @@ def leave_one_out_log_density(
     if jitter:
         own = jitter * K.diagonal(dim1=-2, dim2=-1)
         added = added + torch.cat([own[:, :-1], torch.zeros_like(own[:, -1:])], dim=1)
-    K = K + torch.diag_embed(added)
-    return _LastGivenOthers.apply(K, data.y[group]) + data.log_power(noise)[rows]
+    return _LastGivenOthers.apply(K, added, data.y[group]) + data.log_power(noise)[rows]
 
 
 class _LastGivenOthers(torch.autograd.Function):
     r"""Log-density of the last entry of :math:`y \sim N(0, A)` given the others, for a batch.
 
-    Of A (b, k, k) and y (b, k), or (b, k, t) of t targets, over which it is summed.
+    With A = K + diag(noise), K (b, k, k), of y (b, k), or (b, k, t) of t targets, over which it is
+    summed.
 
     With :math:`u = A^{-1} e_k` and :math:`v = A^{-1} y` the conditional variance is
     :math:`1 / u_k` and the residual :math:`v_k / u_k` (Rasmussen and Williams, eqs. 5.10-5.12), so
@@ -255,8 +255,10 @@ class _LastGivenOthers(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx, A: Tensor, y: Tensor) -> Tensor:
+    def forward(ctx, K: Tensor, noise: Tensor, y: Tensor) -> Tensor:
         Y = y[..., None] if y.ndim == 2 else y
+        A = K.clone()
+        A.diagonal(dim1=-2, dim2=-1).add_(noise)
         last = torch.zeros_like(Y[..., :1])
         last[:, -1] = 1.0
         L = jittered_cholesky(A).factor
@@ -272,4 +274,4 @@ class _LastGivenOthers(torch.autograd.Function):
         b = ((g * v_last / u_last)[:, None] * v).sum(-1)  # (b, k)
         b = b - (g * (1 + v_last.square() / u_last) / (2 * u_last)).sum(1)[:, None] * u[..., 0]
         outer = u * b[:, None, :]  # symmetrised: u b^T and b u^T, half each
-        return 0.5 * (outer + outer.mT), None
+        return 0.5 * (outer + outer.mT), u[..., 0] * b, None

@@ -119,14 +119,18 @@ def _with_joint_candidate(
     """The kernel of the greatest joint likelihood, where it predicts held-out observations better.
 
     Half of these are held out one by one, half in blocks. Of kernels that fall with one scaled
-    distance: others have no neighbours, or take n^2 correlations to find them.
+    distance: others have no neighbours, or take n^2 correlations to find them. In more than
+    `JOINT_COLUMNS` columns from the kernel found: the evidence of few observations begins too far.
     """
     kernels = [kernel for kernel in kernels if _falls_with_distance(kernel, data.X)]
     if not kernels:
         return found
     told: dict = {"generator": generator, "callback": callback}
     order = ordered(kernels[0], data, "random", generator)
-    rival = fit_joint_likelihood(kernels, order, VecchiaSettings(), **told)
+    settings = VecchiaSettings()
+    if data.X.shape[1] > JOINT_COLUMNS and _falls_with_distance(found.kernel, data.X):
+        settings, told["start"] = replace(settings, n_stages=1), found.kernel
+    rival = fit_joint_likelihood(kernels, order, settings, **told)
     random = torch.randperm(len(data), generator=generator, device=generator.device)
     held = held_out_rows(data.X, random.to(data.X.device))
     history = found.history + rival.history

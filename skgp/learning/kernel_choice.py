@@ -142,11 +142,18 @@ def maximise_evidence(
 def fit_families(
     kernels: list, data: Data, *, max_iter: int, callback: Callback | None = None
 ) -> tuple[list, list[float]]:
-    """Each family with separate length scales, the likeliest first, and the history."""
+    """Each family with separate length scales, the likeliest first, and the history.
+
+    Of observations in random order: the first ``screen_rows`` are where the search begins.
+    """
     settings = ChoiceSettings(max_iter=max_iter, few_iter=max_iter, close=math.inf)
     search = _Search(settings, callback)
-    candidates, others = search.candidates([Family(kernel, data, settings) for kernel in kernels])
-    return [fit.kernel for fit in [candidates[-1], *others]], search.history
+    few = data.take(torch.arange(min(len(data), settings.screen_rows), device=data.X.device))
+    candidates, others = search.candidates([Family(kernel, few, settings) for kernel in kernels])
+    fits = [candidates[-1], *others]
+    if len(few) < len(data):
+        fits = sorted((search.of_more(fit, data) for fit in fits), key=lambda fit: fit.loss)
+    return [fit.kernel for fit in fits], search.history
 
 
 def raised(kernel, factor: float):

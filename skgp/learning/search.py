@@ -22,6 +22,7 @@ References
 """
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -35,6 +36,7 @@ from skgp.kernels.expression import split_noise
 from skgp.kernels.gram import gram_diag
 from skgp.kernels.hyperparameters import n_dims_of, theta_of
 from skgp.learning.defaults import (
+    HOPELESS,
     JUDGED_ROWS,
     JUDGED_TILE,
     JUDGING_NEIGHBORS,
@@ -102,12 +104,12 @@ def fit_hyperparameters(
 ) -> HyperparameterFit:
     """Learn the hyper-parameters of one kernel, or choose among several families.
 
-    Up to ``exact_rows`` the marginal likelihood decides. Beyond, every family is refined by
-    the leave-one-out likelihood for a quarter of the steps, the best goes on, and whichever of all
-    these predicts rows best from their neighbours is returned. Where a kernel starts matters
-    little: other length scales, from the spread of the inputs to their spacing, are looked at
-    (:mod:`skgp.learning.starts`). The callback is called with (step, {"loss": float}); returning
-    True ends the search with what it has.
+    Up to ``exact_rows`` the marginal likelihood decides. Beyond, every family that is not hopeless
+    is refined by the leave-one-out likelihood for a quarter of the steps, the best goes on, and
+    whichever of all these predicts rows best from their neighbours is returned. Where a kernel
+    starts matters little: other length scales, from the spread of the inputs to their spacing, are
+    looked at (:mod:`skgp.learning.starts`). The callback is called with (step, {"loss": float});
+    returning True ends the search with what it has.
     """
     settings = settings or SearchSettings()
     n = data.X.shape[0]
@@ -124,7 +126,8 @@ def fit_hyperparameters(
     short = replace(settings, n_steps=settings.n_steps // 4)
     scored = [comparison(fit) for fit in dense]
     steps = short if len(dense) > 1 else settings
-    for fit in [comparison.with_best_start(fit) for fit in scored]:
+    least = max(fit.score for fit in scored) - HOPELESS
+    for fit in [comparison.with_best_start(fit) for fit in scored if fit.score >= least]:
         if not callback.stopped:
             scored.append(comparison(_refine(fit, comparison, steps, callback)))
     best = max(scored, key=lambda fit: fit.score)
@@ -195,17 +198,13 @@ class _Comparison:
         self.candidates = candidates.to(data.X.device)
 
     def __call__(self, fit: HyperparameterFit) -> HyperparameterFit:
-        return replace(fit, score=float(self.densities(fit.kernel, self.rows).mean()))
-
-    def densities(self, kernel, rows: Tensor) -> Tensor:
-        """Of observations of these rows given their neighbours, as `leave_one_out_densities`."""
         k = self.settings.n_compared or self.settings.n_neighbors
-        place = self.data, rows, self.candidates, k
-        options: dict[str, Any] = {
-            "n_scales": self.settings.n_scales,
-            "jitter": self.settings.jitter,
-        }
-        return leave_one_out_densities(kernel, *place, **options)
+        return replace(fit, score=float(self.densities(fit.kernel, self.rows, k).mean()))
+
+    def densities(self, kernel, rows: Tensor, k: int) -> Tensor:
+        """Of observations of these rows given k neighbours, as `leave_one_out_densities`."""
+        place, s = (self.data, rows, self.candidates, k), self.settings
+        return leave_one_out_densities(kernel, *place, n_scales=s.n_scales, jitter=s.jitter)
 
     def with_best_start(self, fit: HyperparameterFit) -> HyperparameterFit:
         """The fit, at the noise variance under which it predicts best; or at shorter length scales.
@@ -258,8 +257,8 @@ class _Comparison:
 
     def _best(self, kernels: list) -> tuple[Any, Tensor]:
         """The expression that predicts some rows best, and their log densities."""
-        few = self.rows[: self.settings.batch_size]
-        return max(((kernel, self.densities(kernel, few)) for kernel in kernels), key=_mean)
+        few, k = self.rows[: self.settings.batch_size], self.settings.n_neighbors
+        return max(((kernel, self.densities(kernel, few, k)) for kernel in kernels), key=_mean)
 
 
 def _mean(of: tuple[Any, Tensor]) -> float:
@@ -295,13 +294,7 @@ def fit_marginal_likelihood(
 
 
 def leave_one_out_densities(
-    kernel,
-    data: Data,
-    rows: Tensor,
-    candidates: Tensor,
-    k: int,
-    n_scales: int = 1,
-    jitter: float = 0.0,
+    kernel, data: Data, rows: Tensor, candidates: Tensor, k: int, *, n_scales=1, jitter=0.0
 ) -> Tensor:
     """The :func:`leave_one_out_log_density` of an observation of each of the rows (b,), in nats.
 
@@ -319,9 +312,15 @@ def leave_one_out_densities(
 def _densities(kernel, data: Data, rows: Tensor, neighbors: Tensor, jitter: float) -> Tensor:
     """Of one observation of each of the rows (b,) given its neighbours (b, k), tile by tile."""
     theta = data.X.new_tensor(theta_of(kernel))
-    size = max(1, min(256, SCORED_NUMBERS // (neighbors.shape[1] + 1) ** 2))
-    tiles = zip(rows.split(size), neighbors.split(size), strict=True)
+    tiles = _tiles(rows, neighbors)
     return torch.cat([_density_of_one(kernel, data, *t, theta, jitter=jitter) for t in tiles])
+
+
+def _tiles(rows: Tensor, neighbors: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    """Rows and their neighbours, so many at a time that their covariances stay in a cache."""
+    numbers = SCORED_NUMBERS["cuda" if rows.is_cuda else "cpu"]
+    size = max(1, numbers // (neighbors.shape[1] + 1) ** 2)
+    return zip(rows.split(size), neighbors.split(size), strict=True)
 
 
 def _density_of_one(kernel, data: Data, rows: Tensor, *given: Tensor, jitter: float) -> Tensor:
@@ -359,18 +358,21 @@ def fit_leave_one_out(
         current, _ = split_noise(kernel.clone_with_theta(theta.detach().cpu().numpy()))
         search = MultiscaleSearch(current, X, candidates, k, settings.n_scales)
         optimizer.zero_grad()
-        place = rows, search.query(rows), theta
-        loss = -_density_of_one(kernel, data, *place, jitter=settings.jitter).mean()
-        loss.backward()
+        total = 0.0
+        for tile in _tiles(rows, search.query(rows)):
+            density = _density_of_one(kernel, data, *tile, theta, jitter=settings.jitter)
+            loss = -density.sum() / len(rows)
+            loss.backward()
+            total += loss.item()
         gradient = theta.grad
         if gradient is None or not bool(torch.isfinite(gradient).all()):
             break  # keep the iterates up to here; the comparison of scores decides
         optimizer.step()
         with torch.no_grad():
             theta.clamp_(lower, upper)
-        history.append(-loss.item())
+        history.append(-total)
         iterates.append(theta.detach().clone())
-        if callback is not None and callback(step + 1, {"loss": loss.item()}):
+        if callback is not None and callback(step + 1, {"loss": total}):
             break
     if not iterates:
         return HyperparameterFit(kernel, method="leave-one-out")

@@ -276,23 +276,19 @@ def fit_joint_likelihood(
     settings: VecchiaSettings,
     *,
     generator: torch.Generator,
+    start: Any = None,
     callback: Callback | None = None,
 ) -> HyperparameterFit:
     """Learn the hyper-parameters of one kernel, or of the best of several, with WhiteKernels.
 
-    `data` are float64, in the order of the approximation, of about zero mean and unit variance. The
-    callback is called with (evaluation, {"loss": nats per observation}); True ends the search with
-    what it has.
+    From `start`, where given, and of its family alone. `data` are float64, in the order of the
+    approximation, of about zero mean and unit variance. The callback is called with
+    (evaluation, {"loss": nats per observation}); True ends the search with what it has.
     """
-    exact = SearchSettings()
-    if all(kernel.n_dims == 0 for kernel in kernels) or len(data) <= exact.exact_rows:
+    if all(kernel.n_dims == 0 for kernel in kernels) or len(data) <= SearchSettings().exact_rows:
         return fit_hyperparameters(kernels, data, generator=generator, callback=callback)
     search = _Search(data, settings, generator, callback)
-    some = data.some(VECCHIA_START_ROWS, generator)
-    dense = dense_fits(kernels, some, exact, search.recorder)
-    few = replace(settings, n_inducing=0, n_rows=VECCHIA_FAMILY_ROWS, max_iter=VECCHIA_FAMILY_ITER)
-    trials = [search.climb(fit.kernel, few, from_starts=True) for fit in dense]
-    best = search.best(trials)
+    best = _Trial(start, math.inf) if start is not None else search.best_family(kernels)
     for _ in range(settings.n_stages):
         before = best.kernel.theta
         best = search.climb(best.kernel, settings)
@@ -313,10 +309,18 @@ class _Search:
     """Climbs that share data, random numbers, a callback and a history."""
 
     def __init__(self, data: Data, settings: VecchiaSettings, generator, callback) -> None:
-        self.data, self.generator = data, generator
+        self.data, self.settings, self.generator = data, settings, generator
         self.recorder, self.history = StopRecorder(callback), list[float]()
         order = torch.randperm(len(data), generator=generator, device=generator.device)
         self._order = order.to(data.X.device)
+
+    def best_family(self, kernels: list) -> _Trial:
+        """Each from its dense fit to some observations, by few iterations on some thousand."""
+        some = self.data.some(VECCHIA_START_ROWS, self.generator)
+        dense = dense_fits(kernels, some, SearchSettings(), self.recorder)
+        size: dict[str, Any] = {"n_rows": VECCHIA_FAMILY_ROWS, "max_iter": VECCHIA_FAMILY_ITER}
+        few = replace(self.settings, n_inducing=0, **size)
+        return self.best([self.climb(fit.kernel, few, from_starts=True) for fit in dense])
 
     def climb(self, kernel, settings: VecchiaSettings, *, from_starts: bool = False) -> _Trial:
         """L-BFGS-B from the kernel, or from the likeliest of other starts of its form."""

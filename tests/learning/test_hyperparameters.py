@@ -143,6 +143,19 @@ def test_joint_likelihood_is_asked_in_few_columns_or_of_many_observations(rng, m
     assert len(seen) == 2 and kernel in seen
 
 
+def test_joint_search_in_many_columns_begins_at_the_kernel_of_neighbours(rng, monkeypatch):
+    starts, rival = [], HyperparameterFit(2.0**2 * Matern(3.0, nu=0.5) + WhiteKernel(0.2))
+
+    def joint(kernels, data, settings, *, start=None, **options):
+        starts.append(start)
+        return rival
+
+    for d in (2, 4):
+        asked = dict(JOINT_ROWS=400, fit_joint_likelihood=joint)
+        _, seen = _learned(_rough_surface(450, d, rng), monkeypatch, [0.0, 1.0], **asked)
+    assert starts == [None, seen[0]]
+
+
 @pytest.mark.parametrize(
     "signal",
     [ConstantKernel(), RBF([1.0, 3.0]) + Matern([3.0, 1.0]), ConstantKernel() * DotProduct()],

@@ -1,6 +1,7 @@
 """Families and length scales of few observations: priors, corrected leave-one-out, the choice."""
 
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -217,12 +218,15 @@ def test_choose_kernel_tells_rough_functions_from_smooth_ones(rng):
     assert split_noise(found[1])[0].k2.nu == 0.5
 
 
-def test_every_family_ends_at_its_optimum_whichever_is_the_best(rng):
+@pytest.mark.parametrize("screen_rows", [500, 60], ids=["all", "led by few"])
+def test_every_family_ends_at_its_optimum_whichever_is_the_best(screen_rows, rng, monkeypatch):
     # Of rough functions without noise the roughest family is best where shared scales are compared;
     # its noise, nearly none, is where the evidence of the smoother ones falls off.
     X = rng.normal(size=(120, 4))
     y = np.sign(X[:, 0]) * np.abs(X[:, 0]) ** 0.5 + np.sign(X[:, 1])
     data, kernels = as_data(X, (y - y.mean()) / y.std()), families(4)
+    settings = partial(ChoiceSettings, screen_rows=screen_rows)
+    monkeypatch.setattr(kernel_choice, "ChoiceSettings", settings)
     found, _ = fit_families(kernels, data, max_iter=40)
     assert len(found) == 4
     for kernel in found:

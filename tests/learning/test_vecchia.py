@@ -102,6 +102,8 @@ def test_search_of_many_rows_finds_the_hyperparameters():
     assert len(heard) >= len(found.history) > 5
     full = evidence_of(found.kernel, data)
     assert full < evidence_of(truth, data) < evidence_of(start, data)
+    told = {"generator": torch.Generator().manual_seed(0), "start": truth}
+    assert fit_joint_likelihood([start], data, VecchiaSettings(n_stages=0), **told).kernel == truth
 
 
 def evidence_of(kernel, data):
