@@ -255,11 +255,13 @@ def staged(
     model: tuple[Any, Tensor, torch.Generator],
     settings: VecchiaSettings,
     tell: Callable[[float], bool],
+    moves: np.ndarray | None = None,
 ) -> tuple[Any, Tensor, float]:
     """Kernel and parameters (p,) of the likelihood of the greatest evidence, and its loss.
 
     Each with inducing points and neighbours as the kernel before sees them. `model` are likelihood,
-    offset and generator of `LatentEvidence`.
+    offset and generator of `LatentEvidence`; `moves` (n_theta + p, n_moves) of zeros and ones, by
+    default of each alone.
     """
     stopped = False
 
@@ -269,6 +271,7 @@ def staged(
         return stopped
 
     place = np.append(kernel.theta, parameters.cpu().numpy())
+    moves = np.eye(len(place)) if moves is None else moves
     (likelihood, _, generator), loss = model, math.inf
     box = np.stack([end.cpu().numpy() for end in likelihood.box(parameters)], 1)
     limits = np.concatenate([kernel.bounds.reshape(-1, 2), box])
@@ -278,7 +281,7 @@ def staged(
         Z = choose_inducing(kernel, data.X, settings.n_inducing or 0, generator)
         index = neighbors_of(kernel, data.X, settings.n_neighbors, Z)
         objective = LatentEvidence(kernel, data, index, Z, *model)
-        place, loss = _climbed(place, limits, objective, settings, heard)
+        place, loss = _climbed(place, limits, objective, moves, settings, heard)
         if stopped or np.abs(place - before).max(initial=0.0) < VECCHIA_MOVED:
             break
     theta, rest = np.split(place, [kernel.n_dims])
@@ -289,10 +292,19 @@ def _climbed(
     start: np.ndarray,
     limits: np.ndarray,
     objective: LatentEvidence,
+    moves: np.ndarray,
     settings: VecchiaSettings,
     tell: Callable[[float], bool],
 ) -> tuple[np.ndarray, float]:
-    """Where L-BFGS-B finds the least loss within limits (p, 2), and the loss."""
+    """Where L-BFGS-B along the moves (p, n_moves) finds the least loss within limits (p, 2)."""
+    start = start.clip(*limits.T)
+    gaps = limits - start[:, None]
+    bounds = np.array([(gaps[on, 0].max(), gaps[on, 1].min()) for on in (moves > 0).T])
+
+    def loss(z: np.ndarray) -> tuple[float, np.ndarray]:
+        value, gradient = objective(start + moves @ z)
+        return value, moves.T @ gradient
+
     least, idle = math.inf, 0
 
     def heard(value: float) -> bool:
@@ -301,12 +313,12 @@ def _climbed(
         least = min(least, value)
         return tell(value) or idle == VECCHIA_TRIALS
 
-    place, _ = minimize_within(
-        objective,
-        start.clip(*limits.T),
-        limits,
+    z, _ = minimize_within(
+        loss,
+        np.zeros(moves.shape[1]),
+        bounds.reshape(-1, 2),
         max_iter=settings.max_iter,
         tol=settings.tol,
         tell=heard,
     )
-    return place, least
+    return start + moves @ z, least

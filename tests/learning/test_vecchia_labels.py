@@ -1,4 +1,4 @@
-"""The search of a Vecchia classifier: labels as numbers, held-out labels, inducing points."""
+"""The search of a Vecchia classifier: by evidence, labels as numbers and held-out labels."""
 
 import numpy as np
 import pytest
@@ -10,7 +10,7 @@ from skgp.learning.search import HyperparameterFit
 from skgp.learning.vecchia import VecchiaSettings
 from skgp.learning.vecchia_labels import fit_labels
 from skgp.likelihoods import Bernoulli
-from tests.learning.test_vecchia_laplace import KERNEL, OFFSET, labelled
+from tests.learning.test_vecchia_laplace import KERNEL, OFFSET, evidence, labelled
 
 
 def searched(monkeypatch, dense, data, *, callback=None, exact_rows=0, **settings):
@@ -18,7 +18,7 @@ def searched(monkeypatch, dense, data, *, callback=None, exact_rows=0, **setting
     monkeypatch.setattr(
         vecchia_labels, "fit_classification_hyperparameters", lambda *_, **__: dense
     )
-    settings = {"n_neighbors": 6, "n_inducing": 5, **settings}
+    settings = {"n_neighbors": 6, "n_inducing": 5, "n_stages": 1, "max_iter": 0, **settings}
     return fit_labels(
         [KERNEL],
         data,
@@ -28,6 +28,21 @@ def searched(monkeypatch, dense, data, *, callback=None, exact_rows=0, **setting
         generator=torch.Generator().manual_seed(0),
         callback=callback,
     )
+
+
+def test_evidence_moves_amplitude_and_the_common_length_scale(monkeypatch):
+    data, told = labelled(200), []
+    monkeypatch.setattr(vecchia_labels, "VECCHIA_LABEL_MOVES", ())
+    start = KERNEL.clone_with_theta(KERNEL.theta - 1.0)
+    dense = HyperparameterFit(start, history=[-1.0])
+    found, n_inducing = searched(
+        monkeypatch, dense, data, max_iter=6, callback=lambda _, info: told.append(info["loss"])
+    )
+    assert n_inducing == 5
+    np.testing.assert_allclose(found.history[1:], np.negative(told))
+    np.testing.assert_allclose(np.ptp(found.kernel.theta[1:]), np.ptp(start.theta[1:]))
+    at = evidence(data, H=6)
+    assert at(found.kernel.theta)[0] < at(start.theta)[0] - 0.01
 
 
 @pytest.mark.parametrize(("n_neighbors", "exact_rows"), [(6, 0), (0, 0), (6, 2500)])
