@@ -81,49 +81,39 @@ def fit_labels(
     """
     recorder = StopRecorder(callback)
     alone = len(data) <= SearchSettings.exact_rows
+    rescales = settings.rescales and alone
+    dense = ClassificationSettings(rescales=rescales, scale_std=settings.scale_std)
+    shared: dict[str, Any] = {"generator": generator, "callback": recorder}
+    model = likelihood, offset, generator
+    given: dict[str, Any] = {"offset": offset, "likelihood": likelihood, "row_weight": data.weight}
     found = fit_classification_hyperparameters(
-        kernels,
-        data.X,
-        data.y,
-        offset=offset,
-        likelihood=likelihood,
-        generator=generator,
-        row_weight=data.weight,
-        settings=ClassificationSettings(
-            rescales=settings.rescales and alone, scale_std=settings.scale_std
-        ),
-        callback=recorder,
+        kernels, data.X, data.y, settings=dense, **given, **shared
     )
     n_inducing = inducing_by_default(settings, *data.y.shape)
     if recorder.stopped or alone:
         return found, n_inducing
-    kernel: Any = found.kernel
-    model, history = (likelihood, offset, generator), list(found.history)
-    if settings.max_iter and kernel.n_dims:
-        tell, none = told(history, recorder), data.X.new_zeros(0)
-        some = data.take(stratified_order(data.y, generator)[: settings.n_rows].sort().values)
-        few = replace(settings, n_inducing=min(n_inducing, settings.most_inducing))
-        kernel, *_ = staged(kernel, none, some, model, few, tell, directions(kernel, max_free=1))
-    kernels_found = [kernel]
+    history, n_few = list(found.history), min(n_inducing, settings.most_inducing)
+    few = replace(settings, n_inducing=n_few)
+    kernels_found = [_by_evidence(found.kernel, data, few, model, told(history, recorder))]
     if settings.n_neighbors and not recorder.stopped:
-        other = search_label_kernel(
-            found,
-            kernels,
-            data,
-            n_neighbors=COMPARED_NEIGHBORS,
-            generator=generator,
-            information=likelihood.information,
-            callback=recorder,
-        )
+        shared |= {"n_neighbors": COMPARED_NEIGHBORS, "information": likelihood.information}
+        other = search_label_kernel(found, kernels, data, **shared)
         kernels_found += [] if other is found else [other.kernel]
     if not recorder.stopped:
-        sizes = [n_inducing]
-        if settings.n_inducing is None:
-            sizes = [0, min(n_inducing, settings.most_inducing)]
+        sizes = [n_inducing] if settings.n_inducing is not None else [0, n_few]
         held = _HeldOut(data, settings, model, recorder, history)
         kernels_found[0], n_tried = held.best(kernels_found, sizes)
         n_inducing = n_inducing if n_tried else 0
     return replace(found, kernel=kernels_found[0], history=history), n_inducing
+
+
+def _by_evidence(kernel: Any, data: Data, settings: VecchiaSettings, model: tuple, tell: Any):
+    """Amplitude and common length scale by Laplace's evidence of ``n_rows`` observations."""
+    if not settings.max_iter or not kernel.n_dims:
+        return kernel
+    order = stratified_order(data.y, model[2])[: settings.n_rows]
+    some, none = data.take(order.sort().values), data.X.new_zeros(0)
+    return staged(kernel, none, some, model, settings, tell, directions(kernel, max_free=1))[0]
 
 
 def inducing_by_default(settings: VecchiaSettings, n: int, c: int) -> int:

@@ -176,7 +176,7 @@ def fit_series(
         default = structure if structured else None
         found, points = searches.finished(found, default, asked=not several)
     elif several and structured and not callback.stopped:
-        found = with_structure_of_sites(found, problem, searches.objective, searches.climb)
+        found = with_structure_of_sites(found, problem, searches.objective, searches.at_working)
     return _fit(found, points, problem, searches.objective)
 
 

@@ -223,7 +223,11 @@ class SparseHessian:
 
 
 class InducingHessian(SparseHessian):
-    """The same beside inducing points, by the matrix B of the n points."""
+    """The same beside inducing points, by the matrix B of the n points.
+
+    Newton's steps and draws take B alone; curvatures of either sign, and the pairs of probes, still
+    take the preconditioner in the coordinates of the prior.
+    """
 
     def __init__(self, root: VecchiaRoot, curvature: Tensor) -> None:
         super().__init__(root, curvature)
@@ -263,7 +267,7 @@ class InducingHessian(SparseHessian):
         return Pairs(self.log_det(probes), x, self._precondition(z), prior, scale)
 
     def _draws(self, probes: tuple[Tensor, ...]) -> Tensor:
-        """By Matheron's rule: a draw of the prior, moved by what it says of one of the noise."""
+        """By Matheron's rule: w - R' W^1/2 B^-1 (W^1/2 R w - e), of w and e standard normal."""
         prior, other = self._repeated(probes)
         found = self._solved(self._scaled(self.root.matmul(prior)) - other, DRAW_TOL)
         draws = prior - self.root.rmatmul(self._scaled(found.solution))

@@ -68,12 +68,12 @@ class SeriesSearch:
         self.of_terms = [] if terms is None else list(map(TermComponent, terms.parts))
         self._others = list(self.of_terms)
 
-    def climb(self, kernel: Any, start: Tensor | None) -> Search:
-        """From the kernel's hyper-parameters and those of the likelihood (p,)."""
+    def climb(self, kernel: Any, start: Tensor | None, *, moves: bool = True) -> Search:
+        """From the kernel's hyper-parameters and those of the likelihood (p,), or there alone."""
         likelihood, callback = self.problem.likelihood, self.ends["callback"]
         options: dict[str, Any] = {"parameters": start, "knots": self.knots, **self.ends}
         options |= {"learn_knots": self.learn_knots, "amplitudes": self.problem.terms is not None}
-        options["max_iter"] = 0 if callback.stopped else self.max_iter
+        options["max_iter"] = self.max_iter if moves and not callback.stopped else 0
         if options["max_iter"] and self.minibatches is not None and self.knots is not None:  # 3.4
             return self._by_minibatches(kernel, options)
         near, found = self.near and self.knots is None and options["max_iter"] > 0, None
@@ -84,6 +84,15 @@ class SeriesSearch:
             found = maximise([kernel, *self._others], self.objective, likelihood, **options)
         self._others = found.components[1:]
         return found
+
+    def at_working(self, kernel: Any, start: Tensor) -> Search:
+        """A kernel that working observations chose, as they leave it.
+
+        Only with parameters of the likelihood, which had taken for noise what it explains, the
+        search goes on: the amplitude of a season that separates labels has no end.
+        """
+        moves = len(self.problem.likelihood.free_parameters()) > 0
+        return self.climb(kernel, start, moves=moves)
 
     def _by_minibatches(self, kernel: Any, options: dict[str, Any]) -> Search:
         processes, likelihood = self.problem.processes, self.problem.likelihood

@@ -3,9 +3,11 @@ r"""Trends and seasons under noise that is not Gaussian, by working observations
 Where a search ended with a smooth kernel its sites :math:`e^{\beta_n f_n - \omega_n f_n^2 / 2}` are
 observations :math:`\beta_n / \omega_n` of f with Gaussian noise of variance :math:`1 / \omega_n`:
 those of counts on a logarithmic scale, those of outliers of next to no weight. They choose trend
-and seasons as Gaussian observations do (:mod:`.structure`), but for a scale of their noise; the
-kernel chosen is fitted to the observations themselves, and kept if its ELBO, by the Bayesian
-information criterion, is higher.
+and seasons as Gaussian observations do (:mod:`.structure`), but for a scale of their noise. The
+kernel chosen is kept if the ELBO of the observations themselves, by the Bayesian information
+criterion, is higher. They fit parameters of the likelihood, but no more of the kernel: of 60 labels
+with a period the log-loss between is .17, and .23 where the ELBO moves the amplitude, to thousands
+where the season separates labels (.20 without a season); of counts the rates are the same.
 
 References
 ----------
@@ -29,9 +31,9 @@ from skgp.likelihoods import Gaussian
 
 
 def with_structure_of_sites(
-    found: Search, problem: Problem, objective: Any, climb: Callable[[Any, Any], Search]
+    found: Search, problem: Problem, objective: Any, search: Callable[[Any, Any], Search]
 ) -> Search:
-    """Where a search ended, or `climb` with trend and seasons if that is likelier."""
+    """Where a search ended, or `search` with trend and seasons if that is likelier."""
     if len(problem.processes[0].times) > WORKING_ROWS:
         return found
     each = objective.objectives[0]
@@ -45,10 +47,10 @@ def with_structure_of_sites(
     if best is near:
         return found
 
-    def criterion(search: Search) -> float:
-        return search.value - 0.5 * math.log(len(state.times)) * len(search.components[0].theta)
+    def criterion(trial: Search) -> float:
+        return trial.value - 0.5 * math.log(len(state.times)) * len(trial.components[0].theta)
 
-    return max(found, climb(best.components[0], found.parameters), key=criterion)
+    return max(found, search(best.components[0], found.parameters), key=criterion)
 
 
 def _working(series: Series, state: Any) -> tuple[Series, float]:
