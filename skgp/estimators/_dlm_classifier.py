@@ -11,7 +11,7 @@ from skgp.estimators._dlm_common import SparseGPMixin
 from skgp.estimators._fitting import FitSession
 from skgp.estimators._parameters import StrOptions, warn_at_bounds
 from skgp.estimators._validation import base_rate_offset
-from skgp.learning.calibration import FEW_ROWS_COUPLING, best_coupling, left_out_moments
+from skgp.learning.calibration import FEW_ROWS_COUPLING, best_calibration, left_out_moments
 from skgp.learning.defaults import FEW_ROWS
 from skgp.learning.sparse import defaults
 from skgp.learning.sparse.objective import Objective
@@ -39,7 +39,8 @@ class DLMGPClassifier(SparseGPMixin, StreamingGPClassifier):
     ----------
     kernel : sklearn.gaussian_process.kernels.Kernel or None, default=None
         Covariance of f, without WhiteKernel. None chooses among RBF and Matern kernels with one
-        length scale a column.
+        length scale a column, or of many columns one for all; up to 500 observations by labels left
+        out, too.
     objective : {"log_loss", "elbo"}, default="log_loss"
         What to minimise; the second is for comparison and for streams.
     beta : float or "auto", default=1.0
@@ -129,7 +130,8 @@ class DLMGPClassifier(SparseGPMixin, StreamingGPClassifier):
         The exponent :math:`\lambda`, 0 for two classes: of 0, 1/4, ..., 1 that which predicts the
         observations best, each left out of q in turn. Below 100 observations it is 1/2.
     moderation_ : float
-        1: probabilities average over f with all of its posterior variance.
+        Share of the posterior variance of f over which probabilities average, chosen along with
+        `coupling_` from 0, 1/16, 1/4 and 1; 1 for two classes, and below 100 observations.
     n_iter_ : int
         Of the longest part of the fit, at most `max_iter`.
     history_ : dict of lists
@@ -254,9 +256,8 @@ class DLMGPClassifier(SparseGPMixin, StreamingGPClassifier):
             objective = self._objective(self._likelihood)
             kernels = self._kernels(X, weight)
             fit = self._fit_sparse(kernels, data, objective, self.offset_, backend, callback)
-        self.coupling_ = self._choose_coupling(data, fit.objective, backend)
+        self.moderation_, self.coupling_ = self._calibrate(data, fit.objective, backend)
         self.kernel_ = self._posterior.kernel
-        self.moderation_ = 1.0  # the loss averages over f with its whole variance
         if self._learns:
             warn_at_bounds(self.kernel_, self.kernel)
 
@@ -264,22 +265,28 @@ class DLMGPClassifier(SparseGPMixin, StreamingGPClassifier):
         objective = self._objective(self._likelihood, learn=False)
         self._add_rows(self._distinct(data, backend), objective, backend)
 
-    def _choose_coupling(self, data: Data, objective: Objective, backend: Backend) -> float:
-        """Exponent of the coupling of one-vs-rest probabilities, by leave-one-out predictions."""
+    def _calibrate(self, data: Data, objective: Objective, backend: Backend) -> tuple[float, float]:
+        """Moderation and coupling of one-vs-rest probabilities, by leave-one-out predictions.
+
+        Of two classes the loss itself averages over f with its whole variance.
+        """
         if len(self.classes_) == 2:
-            return 0.0
+            return 1.0, 0.0
         if len(data) < FEW_ROWS:
-            return FEW_ROWS_COUPLING
+            return 1.0, FEW_ROWS_COUPLING
         n_rows = int(defaults.LEFT_OUT_NUMBERS / self._posterior.whitened_mean.numel())
         data = data.some(max(FEW_ROWS, n_rows), backend.generator())
         moments = left_out_moments(self._posterior, data, objective, self._likelihood)
-        return best_coupling(self._likelihood, data.y.cpu(), *moments, data.weight)
+        return best_calibration(self._likelihood, data.y.cpu(), *moments, data.weight)
 
     def _class_balance(self, data: Data) -> float:
         """Share of the rarest class, relative to that of equal classes."""
         shares = (data.y > 0).double().mean(0)
         shares = shares if len(shares) > 1 else torch.cat([shares, 1 - shares])
         return float(len(shares) * shares.min())
+
+    def _rescales(self, data: Data) -> bool:
+        return self._search_options(data)["rescales"]
 
     # ---- prediction ------------------------------------------------------------------------
 

@@ -22,7 +22,8 @@ from skgp.inference.collapsed import sparse_posterior
 from skgp.inference.sparse import SparseState
 from skgp.learning.defaults import FEW_ROWS
 from skgp.learning.sparse import defaults
-from skgp.learning.sparse.few_rows import has_evidence, has_outliers, is_conjugate
+from skgp.learning.sparse.evidence import has_evidence
+from skgp.learning.sparse.few_rows import has_outliers, is_conjugate
 from skgp.learning.sparse.objective import (
     STOCHASTIC_GRADIENTS,
     Objective,
@@ -113,7 +114,9 @@ class SparseGPMixin(BaseGP):
         # Fewer points than rows leave variance that counts as noise; labels have none to learn.
         exact = n_rows <= n_inducing or not objective.is_gaussian
         known = has_evidence(objective, kernels) or has_outliers(objective)
-        dense = few and exact and n_rows <= defaults.DENSE_ROWS and known
+        dense = exact and n_rows <= defaults.DENSE_ROWS and known
+        rescales = dense and self._rescales(data)
+        dense = dense and (few or rescales)
         # Without rows to hold out, a joint search would have nothing to stop it.
         joint = self.hyperparameters == "joint" and (enough or self.early_stopping != "auto")
         default_prior = self.kernel is None and not getattr(self, "_counts", False)
@@ -131,12 +134,17 @@ class SparseGPMixin(BaseGP):
             learning_rate=self.learning_rate,
             dense_start=dense,
             ratio_std=defaults.RATIO_STD if default_prior else None,
+            rescales=rescales,
             sizes=defaults.AUTO_SIZES if many else (),
         )
 
     def _class_balance(self, data: Data) -> float:
         """1; of labels, the share of the rarest class relative to that of equal classes."""
         return 1.0
+
+    def _rescales(self, data: Data) -> bool:
+        """Whether scales of the kernel follow labels left out."""
+        return False
 
     def _fit_sparse(
         self,

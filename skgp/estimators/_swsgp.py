@@ -20,7 +20,7 @@ from skgp.estimators.defaults import SWSGP_EXACT_ROWS, SWSGP_FULL_ROWS
 from skgp.inference.defaults import LOCAL_JITTER
 from skgp.kernels.expression import split_noise
 from skgp.learning.local.hyperparameters import search_hyperparameters
-from skgp.learning.sparse.few_rows import search_by_evidence
+from skgp.learning.sparse.evidence import search_by_evidence
 from skgp.linalg.runtime import to_arrays
 
 

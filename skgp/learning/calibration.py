@@ -18,7 +18,9 @@ should where many classes lie apart, and too much where classes overlap, as ther
 Held-out data tell, or each observation left out in turn (`left_out_moments`).
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
+from itertools import product
 
 import torch
 from torch import Tensor
@@ -42,6 +44,7 @@ _LOG_ZERO = -1e300  # mathematical: what stands for log(0)
 
 # The simplest is what is taken without data, and then what is near it.
 _FROM_SIMPLEST = sorted(MODERATIONS, key=lambda factor: abs(factor - FEW_ROWS_MODERATION))
+_FROM_WHOLE = sorted(MODERATIONS, reverse=True)  # where all of the variance is simplest
 
 
 def class_codes(Y: Tensor) -> Tensor:
@@ -145,10 +148,28 @@ def best_coupling(
 
     `Y` (n, c) is +1 in the column of the class, else -1, c > 2; `mean` and `var` (n, c).
     """
-    claimed, refused = _claims(likelihood, mean, var)
+    return best_calibration(likelihood, Y, mean, var, weight, moderations=(1.0,))[1]
+
+
+def best_calibration(
+    likelihood: Bernoulli,
+    Y: Tensor,
+    mean: Tensor,
+    var: Tensor,
+    weight: Tensor | None = None,
+    *,
+    moderations: Sequence[float] = _FROM_WHOLE,
+) -> tuple[float, float]:
+    """Moderation and exponent of the coupling that predict left-out labels no worse than any.
+
+    Of equals the first moderation, then the exponent nearest to 1/2. Shapes as of `best_coupling`.
+    """
     own = Y.argmax(1, keepdim=True)
-    ordered = sorted(COUPLINGS, key=lambda coupling: abs(coupling - FEW_ROWS_COUPLING))
-    losses = [-_coupled(claimed, refused, each).gather(1, own)[:, 0] for each in ordered]
+    couplings = sorted(COUPLINGS, key=lambda coupling: abs(coupling - FEW_ROWS_COUPLING))
+    ordered, losses = list(product(moderations, couplings)), []
+    for moderation in moderations:
+        claims = _claims(likelihood, mean, moderation * var)
+        losses += [-_coupled(*claims, each).gather(1, own)[:, 0] for each in couplings]
     return ordered[choose(losses, weight=weight, least_share=LABEL_SHARE)]
 
 

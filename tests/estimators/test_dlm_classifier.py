@@ -13,7 +13,13 @@ from sklearn.utils import shuffle
 from skgp import DLMGPClassifier
 from skgp.data import Data
 from skgp.inference.sparse import SparseState
-from skgp.learning.calibration import COUPLINGS, best_coupling, left_out_moments
+from skgp.learning.calibration import (
+    COUPLINGS,
+    MODERATIONS,
+    best_calibration,
+    best_coupling,
+    left_out_moments,
+)
 from skgp.learning.sparse.objective import Objective
 from skgp.likelihoods import Bernoulli, Gaussian
 from tests.contracts.classifiers import ClassifierContract
@@ -97,10 +103,24 @@ def test_best_coupling_is_that_which_drew_the_labels(coupling):
     assert best_coupling(Bernoulli("probit"), *arrays) == coupling
 
 
+@pytest.mark.parametrize("coupling", [0.0, 1.0])
+@pytest.mark.parametrize("moderation", MODERATIONS)
+def test_best_calibration_is_that_which_drew_the_labels(moderation, coupling):
+    rng = np.random.default_rng(0)
+    mean, var = rng.normal(-1.0, 2.0, (20_000, 4)), rng.uniform(0.1, 30.0, (20_000, 4))
+    z = mean / np.sqrt(1 + moderation * var)
+    proba = norm.cdf(z) / norm.sf(z) ** coupling
+    proba /= proba.sum(1, keepdims=True)
+    labels = (proba.cumsum(1) < rng.uniform(size=(20_000, 1))).sum(1)
+    Y = np.where(labels[:, None] == np.arange(4), 1.0, -1.0)
+    arrays = map(torch.from_numpy, (Y, mean, var))
+    assert best_calibration(Bernoulli("probit"), *arrays) == (moderation, coupling)
+
+
 def test_probabilities_are_coupled_claims(digits):
     model, X, _ = digits
     mean, var = model.latent_mean_and_variance(X[:20])
-    z = mean / np.sqrt(1 + var)
+    z = mean / np.sqrt(1 + model.moderation_ * var)
     expected = norm.cdf(z) / norm.sf(z) ** model.coupling_
     expected /= expected.sum(1, keepdims=True)
     np.testing.assert_allclose(model.predict_proba(X[:20]), expected, rtol=1e-8)
@@ -110,8 +130,8 @@ def test_probabilities_are_coupled_claims(digits):
 def test_ten_classes_are_calibrated_better_than_by_their_plain_sum(digits):
     model, X, y = digits
     plain = pickle.loads(pickle.dumps(model))
-    plain.coupling_ = 0.0
-    assert model.coupling_ >= 0.5  # digits lie apart
+    plain.moderation_, plain.coupling_ = 1.0, 0.0
+    assert model.coupling_ >= 0.5 and model.moderation_ < 1  # digits lie apart
     assert model.score(X, y) > 0.93
     assert log_loss_of(model, X, y) < 0.8 * log_loss_of(plain, X, y) < 0.3
     assert calibration_error(model, X, y) < 0.5 * calibration_error(plain, X, y)

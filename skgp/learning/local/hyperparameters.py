@@ -12,7 +12,7 @@ counts, others     numbers that stand for f, of known precisions up to a factor
 =================  ========================================================================
 
 Small counts and those of unlike exposures resemble no such numbers: the greatest evidence of some
-of them (:func:`skgp.learning.sparse.few_rows.search_by_evidence`) is a rival, and alone where all
+of them (:func:`skgp.learning.sparse.evidence.search_by_evidence`) is a rival, and alone where all
 are each other's neighbours. q(u) is cheap given these.
 Without Gaussian noise the amplitude is chosen once more, by rows held out
 (:mod:`skgp.learning.local.prior`), and Student-t noise learned along with q(u)

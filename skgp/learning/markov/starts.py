@@ -17,7 +17,7 @@ from skgp.kernels.sde_expression import check_one_input
 from skgp.learning.defaults import LEAST_EFFECT, SERIES_START_ROWS
 from skgp.learning.latent_starts import latent_start
 from skgp.learning.markov.search import Search
-from skgp.learning.sparse.few_rows import white_kernel
+from skgp.learning.sparse.evidence import white_kernel
 from skgp.learning.starts import likeliest_start
 from skgp.likelihoods import Likelihood
 

@@ -2,20 +2,10 @@ r"""Where direct loss minimisation of few rows begins: hyper-parameters of a den
 
 With an inducing point at every row the ELBO is the evidence itself. While rows are not many more
 than inducing points, the evidence costs less to maximise, a function of some hyper-parameters
-alone, than the ELBO, whose q(u) has :math:`O(c M^2)` numbers:
-
-================  ======================================================================
-likelihood        evidence
-================  ======================================================================
-Gaussian          exact (:mod:`skgp.learning.evidence`)
-labels, counts    Laplace's approximation (:mod:`skgp.learning.laplace_evidence`), summed over
-                  the latent functions
-with outliers     exact, of the rows that are none (:mod:`skgp.learning.hyperparameters`)
-================  ======================================================================
-
-Few rows say little of many length scales, and their ratios overfit. On the logarithm of each ratio
-to those of the kernel to begin with lies a normal prior, as in
-:mod:`skgp.learning.classification_hyperparameters`.
+alone, than the ELBO, whose q(u) has :math:`O(c M^2)` numbers: that of
+:mod:`skgp.learning.sparse.evidence`, and with outliers the exact one of the rows that are none
+(:mod:`skgp.learning.hyperparameters`). Default kernels of labels also follow labels left out
+(:mod:`skgp.learning.sparse.labels`).
 
 With an inducing point at every distinct input and Gaussian noise (``dense_start``) nothing is
 approximated: hyper-parameters are found as for every dense process (:mod:`skgp.learning.search`),
@@ -24,34 +14,22 @@ a sparse posterior errs.
 """
 
 import math
-from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
-import numpy as np
 import torch
-from torch import Tensor
 
 from skgp.data import Data
-from skgp.inference.collapsed import merged_column
 from skgp.inference.sparse import SparseState, natural_gradients
 from skgp.kernels.expression import WhiteKernel, split_noise
-from skgp.kernels.hyperparameters import bounds_of, sizes_of, theta_of, with_theta
-from skgp.learning.defaults import GLOBAL_SEARCH, LEAST_EFFECT
-from skgp.learning.evidence import ExactEvidence
+from skgp.learning.defaults import GLOBAL_SEARCH
 from skgp.learning.hyperparameters import robust_hyperparameters
-from skgp.learning.kernel_family import ChoiceSettings, of_pure_noise
-from skgp.learning.laplace_evidence import LaplaceEvidence
-from skgp.learning.latent_numbers import search_by_numbers
-from skgp.learning.latent_starts import latent_start, latent_structure
-from skgp.learning.search import HyperparameterFit, SearchSettings, fit_hyperparameters
+from skgp.learning.search import SearchSettings
 from skgp.learning.sparse import defaults
-from skgp.learning.sparse.objective import Objective, Problem, Settings
+from skgp.learning.sparse.evidence import best_evidence, dense_fit, white_kernel
+from skgp.learning.sparse.labels import best_of_labels
+from skgp.learning.sparse.objective import Objective, Problem
 from skgp.learning.sparse.search import Training, fit_all_rows
-from skgp.likelihoods import Likelihood
-from skgp.linalg.runtime import Callback
-from skgp.optim.bfgs import minimize_lbfgs
-from skgp.optim.stopping import StopRecorder
 
 
 def optimal_posterior(
@@ -62,86 +40,6 @@ def optimal_posterior(
         return bound.with_optimum(state, data)
     made = bound.likelihood.with_parameters(state.likelihood)
     return natural_gradients(state, data, made, beta=bound.beta, max_iter=max_iter)
-
-
-def other_starts(problem: Problem, kernel, loss: float = -math.inf) -> list[tuple[Any, float]]:
-    """Kernels beside this one to begin at, each with the nats by which it has to be likelier.
-
-    None where the kernel is not learned. It at the likeliest of other length scales, where it is
-    the only one, and at those of a regression on numbers that resemble f
-    (:mod:`skgp.learning.latent_starts`).
-
-    With Gaussian noise and inducing points, that of a dense process of some observations: where few
-    of many columns may matter, since points spread over all columns see little of f, and where
-    `loss`, what the search found, in nats per observation, is hardly less than that of noise alone.
-    Of fewer than EXACT_ROWS it would take several times as long as the search itself, so that the
-    second alone is asked.
-
-    Of observations of f through a link, such as counts, the best kernel of numbers that stand for
-    f: at the kernels given large counts are far less likely than under noise alone.
-    """
-    kernels, objective, data = problem.kernels, problem.objective, problem.data
-    if not objective.learn_kernel or problem.recorder.stopped:
-        return []
-    likelihood = objective.likelihood
-    told: dict = {"generator": problem.generator, "callback": problem.recorder}
-    if likelihood.has_link:
-        some = data.some(defaults.DENSE_ROWS, problem.generator).to(torch.float64)
-        few = replace(some, y=some.y[:, 0])
-        search = SearchSettings(**GLOBAL_SEARCH)
-        fit = search_by_numbers(kernels, few, likelihood, settings=search, **told)
-        return [(split_noise(fit.kernel)[0], 0.0)]
-    other = latent_start(kernel, data, likelihood) if len(kernels) == 1 else None
-    found = [] if other is None else [(other, 0.0)]
-    structure = None
-    if not objective.is_gaussian:
-        structure = latent_structure(kernel, data, likelihood, **told)
-    elif not problem.settings.dense_start and (
-        (data.X.shape[1] > defaults.MANY_COLUMNS and len(data) > defaults.EXACT_ROWS)
-        or loss > of_pure_noise(data) - ChoiceSettings.weak
-    ):
-        some = data.some(defaults.FAMILY_ROWS, problem.generator).to(torch.float64)
-        noise = likelihood.initial(some.X)
-        fit = _dense_fit(problem, some, kernels, noise, SearchSettings(**GLOBAL_SEARCH))
-        structure = split_noise(fit.kernel)[0], 0.0
-    return found if structure is None or problem.recorder.stopped else [*found, structure]
-
-
-def _dense_fit(
-    problem: Problem, data: Data, kernels: list, noise: Tensor, search: SearchSettings
-) -> HyperparameterFit:
-    """Of a dense process of Gaussian noise, from kernels and the parameters of the likelihood."""
-    white = white_kernel(problem.objective.likelihood, noise)
-    return fit_hyperparameters(
-        [kernel + white for kernel in kernels],
-        merged_column(data),
-        generator=problem.generator,
-        settings=search,
-        callback=problem.recorder,
-    )
-
-
-class _Evidence(NamedTuple):
-    """Hyper-parameters, and minus the log evidence and the log prior of the ratios, by row."""
-
-    kernel: Any
-    likelihood: Tensor  # (p,), float64
-    loss: float = math.inf
-    history: tuple[float, ...] = ()
-
-
-def has_evidence(objective: Objective, kernels: list) -> bool:
-    """Whether the evidence is the start of an objective: what is known, and free.
-
-    With Gaussian noise it does not choose among kernels: rough ones, which explain noise as signal,
-    seem the best for few rows.
-    """
-    if not objective.learn_kernel or (objective.name == "elbo" and objective.beta != 1.0):
-        return False
-    if objective.is_gaussian:
-        return objective.learn_likelihood and len(kernels) == 1
-    newton = objective.likelihood.is_log_concave and objective.likelihood.is_smooth
-    return newton and not objective.likelihood.free_parameters()
 
 
 def has_outliers(objective: Objective) -> bool:
@@ -169,7 +67,8 @@ def start_of_few(problem: Problem, bound: Objective) -> Training:
     """The kernel of the greatest evidence of a dense process, and the optimal ELBO for it."""
     if has_outliers(problem.objective):
         return _robust_start(problem, bound)
-    data, found = problem.data, best_evidence(problem)
+    data, of_labels = problem.data, problem.settings.rescales
+    found = best_of_labels(problem) if of_labels else best_evidence(problem)
     state = problem.prior(found.kernel, found.likelihood.to(data.X))
     # Few steps: what follows searches for q(u) anyway.
     state = optimal_posterior(state, data, bound, max_iter=defaults.FEW_STEPS)
@@ -205,148 +104,6 @@ def _robust_start(problem: Problem, bound: Objective) -> Training:
         "callback": problem.recorder,
     }
     return fit_all_rows(optimal_posterior(state, data, bound), data, fixed, **options)
-
-
-def best_evidence(problem: Problem) -> _Evidence:
-    """The best kernel: each on at most 100 rows, from where the last one ended, the best on all."""
-    data, recorder = problem.data, problem.recorder
-    centre = problem.kernels[0]
-    last = best = _Evidence(centre, problem.objective.likelihood.initial(data.X.double()))
-    if len(problem.kernels) > 1:
-        few = data.some(defaults.SCREEN_ROWS, problem.generator)
-        for kernel in problem.kernels:
-            # Hyper-parameters of the last one, where these are as many.
-            theta = last.kernel.theta
-            begun = kernel.clone_with_theta(theta) if len(theta) == kernel.n_dims else kernel
-            last = _fit_evidence(last._replace(kernel=begun), few, kernel, problem)
-            if last.loss < best.loss:
-                best, centre = last, kernel
-            if recorder.stopped:
-                return best
-    found = _fit_evidence(best, data, centre, problem)
-    found = found._replace(history=best.history + found.history)
-    brief = replace(problem, settings=replace(problem.settings, start_iter=defaults.FEW_STEPS))
-    for other, penalty in other_starts(problem, centre):
-        rival = _fit_evidence(last._replace(kernel=other), data, other, brief)
-        history = found.history + rival.history
-        if rival.loss + penalty / data.total < found.loss - LEAST_EFFECT:
-            found = _fit_evidence(rival, data, other, problem)
-            history = history + found.history
-        found = found._replace(history=history)
-    return found
-
-
-def search_by_evidence(
-    kernels: list,  # without noise: one, or several to choose from
-    data: Data,  # y (n,) or (n, c)
-    likelihood: Likelihood,
-    offset: Tensor,  # (c,), prior means
-    *,
-    generator: torch.Generator,
-    callback: Callback | None = None,
-) -> HyperparameterFit | None:
-    """Learn a kernel of f, or the best of several, by the evidence of at most DENSE_ROWS rows.
-
-    None where that is not known (`has_evidence`), and of Gaussian noise, which is learned along.
-    """
-    objective = Objective(likelihood, "elbo")
-    if likelihood.is_gaussian or not has_evidence(objective, kernels):
-        return None
-    some = data.some(defaults.DENSE_ROWS, generator)
-    some = replace(some, y=some.y.reshape(len(some), -1))
-    recorder = StopRecorder(callback)
-    settings, points = Settings(), (lambda kernel, M=None: some.X)
-    problem = Problem(kernels, some, objective, settings, points, offset, generator, recorder)
-    found = best_evidence(problem)
-    return HyperparameterFit(found.kernel, history=list(found.history))
-
-
-def _fit_evidence(start: _Evidence, data: Data, centre, problem: Problem) -> _Evidence:
-    """L-BFGS from `start`, ratios drawn towards those of the kernel `centre`."""
-    likelihood, settings = problem.objective.likelihood, problem.settings
-    whole = start.kernel
-    if likelihood.is_gaussian:
-        whole = whole + white_kernel(likelihood, start.likelihood)
-    theta = torch.as_tensor(theta_of(whole))
-    if len(theta) == 0:
-        return start
-    if likelihood.is_gaussian:
-        evidence = _gaussian_evidence(whole, data)
-    else:
-        evidence = _laplace_evidence(whole, data, likelihood, problem.offset.double())
-    prior = _log_prior(centre, settings.ratio_std)
-
-    def loss(parts: dict[str, Tensor]) -> tuple[float, dict[str, Tensor]]:
-        at = parts["theta"].detach().numpy()
-        (value, slope), (of_prior, slope_of_prior) = evidence(at), prior(at)
-        gradient = torch.as_tensor(slope + slope_of_prior) / -data.total
-        return -(value + of_prior) / data.total, {"theta": gradient}
-
-    low, high = torch.as_tensor(bounds_of(whole)).to(theta).T
-    found = minimize_lbfgs(
-        loss,
-        {"theta": theta},
-        max_iter=settings.start_iter,
-        tol=settings.tol,
-        bounds={"theta": (low, high)},
-        callback=lambda i, info: problem.recorder(i, {"loss": info["loss"]}),
-    )
-    whole = with_theta(whole, found.parameters["theta"].numpy())
-    if not likelihood.is_gaussian:
-        return _Evidence(whole, start.likelihood, found.loss, tuple(found.history))
-    noise = start.likelihood.new_tensor([whole.k2.noise_level]).log()
-    return _Evidence(whole.k1, noise, found.loss, tuple(found.history))
-
-
-def white_kernel(likelihood: Likelihood, parameters: Tensor) -> WhiteKernel:
-    """Noise as a kernel, of the variance that comes first; fixed where its bounds are equal."""
-    low, high = (float(end[0].exp()) for end in likelihood.box(parameters))
-    return WhiteKernel(float(parameters[0].exp()), (low, high) if low < high else "fixed")
-
-
-LogDensity = Callable[[np.ndarray], tuple[float, np.ndarray]]  # and the gradient
-
-
-def _gaussian_evidence(whole, data: Data) -> LogDensity:
-    """Log evidence of a kernel with noise; O(n^3)."""
-    data = data.to(torch.float64)
-    scatter = None if data.weight is None else torch.zeros_like(data.weight)
-    exact = ExactEvidence(whole, replace(data, y=data.y[:, 0], scatter=scatter))
-    return lambda theta: exact(theta)[:2]
-
-
-def _laplace_evidence(kernel, data: Data, likelihood: Likelihood, offset: Tensor) -> LogDensity:
-    """Log evidence summed over the latent functions; O(c n^3)."""
-    data = data.to(torch.float64)
-    exposure = None if data.offset is None else data.offset[:, 0]
-    likelihood = likelihood.with_parameters(offset[:0]).at(exposure)
-    laplace = LaplaceEvidence(
-        kernel, data.X, data.y, likelihood=likelihood, offset=offset, row_weight=data.weight
-    )
-
-    def summed(theta: np.ndarray) -> tuple[float, np.ndarray]:
-        values, gradient = laplace(theta)
-        return float(values.sum()), gradient
-
-    return summed
-
-
-def _log_prior(centre, ratio_std: float | None) -> LogDensity:
-    """Of the ratios in a vector of length scales to those of `centre`, up to a constant."""
-    start, vectors, end = theta_of(centre), [], 0
-    for size in sizes_of(centre) if ratio_std is not None else ():
-        begin, end = end, end + size
-        if size > 1:
-            vectors.append(slice(begin, end))
-
-    def log_prior(theta: np.ndarray) -> tuple[float, np.ndarray]:
-        deviation = np.zeros_like(theta)
-        for part in vectors:
-            moved = theta[part] - start[part]
-            deviation[part] = (moved - moved.mean()) / ratio_std
-        return -0.5 * float(deviation @ deviation), -deviation / (ratio_std or 1.0)
-
-    return log_prior
 
 
 # ------------------------------------------------------------------- an inducing point at every row
@@ -390,7 +147,7 @@ def dense_start(problem: Problem) -> Training:
     if problem.objective.learn_kernel:
         most = min(problem.settings.max_iter, search.dense_max_iter)
         settings = replace(search, dense_max_iter=most)
-        found = _dense_fit(problem, data, kernels, noise, settings)
+        found = dense_fit(problem, data, kernels, noise, settings)
         kernel, learned = split_noise(found.kernel)
         noise = noise.new_tensor([learned.noise_level if learned else 0.0]).log()
         history = [-value for value in found.history]

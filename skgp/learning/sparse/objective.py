@@ -235,6 +235,7 @@ class Settings:
     # Standard deviation a priori of the log ratios of length scales in such a start, around those
     # of the kernels; None is without a prior.
     ratio_std: float | None = None
+    rescales: bool = False  # whether labels left out have the last word on scales in such a start
     exact: bool = False  # whether the fit is that of a dense Gaussian process (`dense_start`)
     sizes: tuple[int, ...] = ()  # of inducing points, beyond those of the start, to try in order
 

@@ -1,7 +1,7 @@
 """Where direct loss minimisation begins: the best kernel, points and q(u) by the ELBO.
 
 Hyper-parameters, inducing points and q(u) maximise the ELBO; of few rows, hyper-parameters maximise
-the evidence of a dense process (:mod:`skgp.learning.sparse.few_rows`).
+the evidence of a dense process (:mod:`skgp.learning.sparse.evidence`).
 """
 
 import math
@@ -16,7 +16,8 @@ from skgp.inference.sparse import SparseState, whitened_features
 from skgp.learning.defaults import LEAST_EFFECT
 from skgp.learning.selection import choose
 from skgp.learning.sparse import defaults
-from skgp.learning.sparse.few_rows import optimal_posterior, other_starts, start_of_few
+from skgp.learning.sparse.evidence import other_starts
+from skgp.learning.sparse.few_rows import optimal_posterior, start_of_few
 from skgp.learning.sparse.objective import Objective, Problem, Settings, held_out_losses, split
 from skgp.learning.sparse.search import Training, fit_all_rows
 from skgp.linalg.cholesky import jittered_cholesky

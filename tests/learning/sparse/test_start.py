@@ -12,7 +12,7 @@ from sklearn.gaussian_process.kernels import RBF, ConstantKernel
 from skgp.data import Data
 from skgp.inference.sparse import SparseState, natural_gradients
 from skgp.learning.sparse import defaults
-from skgp.learning.sparse.few_rows import best_evidence, has_evidence
+from skgp.learning.sparse.evidence import best_evidence, has_evidence
 from skgp.learning.sparse.objective import Objective, Problem, Settings
 from skgp.learning.sparse.start import (
     broadened,
