@@ -40,16 +40,18 @@ def problem_of(f, n, *, kernels=(SHARED, SEPARATE), seed=0):
 
 def test_kernels_that_predict_have_a_length_scale_a_column_where_few_columns_matter():
     found = kernels_that_predict(problem_of(lambda X: np.sin(2 * X[:, 0]) + X[:, 1], 240))
-    assert found == [SEPARATE]
+    assert len(found) == 1 and found[0] is SEPARATE
 
 
 def test_kernels_that_predict_share_a_length_scale_where_all_columns_matter():
-    assert kernels_that_predict(problem_of(lambda X: X.sum(1), 240)) == [SHARED]
+    found = kernels_that_predict(problem_of(lambda X: X.sum(1), 240))
+    assert len(found) == 1 and found[0] is SHARED
 
 
 @pytest.mark.parametrize("n, kernels", [(100, (SHARED, SEPARATE)), (240, (SHARED, SHARED))])
 def test_kernels_that_predict_are_all_without_labels_or_kinds_to_choose(n, kernels):
-    assert kernels_that_predict(problem_of(lambda X: X[:, 0], n, kernels=kernels)) == list(kernels)
+    found = kernels_that_predict(problem_of(lambda X: X[:, 0], n, kernels=kernels))
+    assert [id(kernel) for kernel in found] == [id(kernel) for kernel in kernels]
 
 
 def test_best_of_labels_predicts_new_labels_better_than_the_likeliest_kernel():
