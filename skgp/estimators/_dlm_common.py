@@ -113,10 +113,10 @@ class SparseGPMixin(BaseGP):
         enough = n_rows >= FEW_ROWS and not few
         # Fewer points than rows leave variance that counts as noise; labels have none to learn.
         exact = n_rows <= n_inducing or not objective.is_gaussian
-        known = has_evidence(objective, kernels) or has_outliers(objective)
-        dense = exact and n_rows <= defaults.DENSE_ROWS and known
-        rescales = dense and self._rescales(data)
-        dense = dense and (few or rescales)
+        known = exact and (has_evidence(objective, kernels) or has_outliers(objective))
+        rescales = known and n_rows <= defaults.DENSE_ROWS and self._rescales(data)
+        slow = data.y.shape[1] > 2 and n_rows <= defaults.FAMILY_ROWS  # q(u) of many classes
+        dense = known and (rescales or slow or (few and n_rows <= defaults.DENSE_ROWS))
         # Without rows to hold out, a joint search would have nothing to stop it.
         joint = self.hyperparameters == "joint" and (enough or self.early_stopping != "auto")
         default_prior = self.kernel is None and not getattr(self, "_counts", False)

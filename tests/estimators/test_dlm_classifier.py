@@ -154,6 +154,25 @@ def test_few_rows_and_two_classes_have_a_coupling_of_their_own(moons):
     assert DLMGPClassifier(**QUICK).fit(moons[0], moons[1]).coupling_ == 0.0
 
 
+@pytest.mark.parametrize(
+    "n_classes, n, dense, rescales",
+    [(4, 400, True, True), (2, 500, True, True), (4, 900, True, False), (2, 900, False, False)]
+    + [(4, 1500, False, False)],
+)
+def test_which_labels_begin_with_the_evidence(n_classes, n, dense, rescales):
+    codes = torch.arange(n) % n_classes
+    Y = torch.eye(n_classes, dtype=torch.float64)[codes] * 2 - 1
+    Y = Y[:, :1] if n_classes == 2 else Y
+    data, model = Data(torch.zeros(n, 3, dtype=torch.float64), Y), DLMGPClassifier()
+    settings = model._settings(data, Objective(Bernoulli("probit")), [RBF(1.0)] * 2, 200)
+    assert (settings.dense_start, settings.rescales) == (dense, rescales)
+    assert (
+        not DLMGPClassifier(RBF(1.0))
+        ._settings(data, Objective(Bernoulli("probit")), [RBF(1.0)], 200)
+        .rescales
+    )
+
+
 # ---- the loss ----------------------------------------------------------------------------------
 
 
