@@ -71,7 +71,7 @@ class GaussianProcessRegressor(
         that has to be called, an `alpha` that differs from observation to observation), then
         "state_space" for one column and one target, "vecchia" for more than 10000 observations of
         two or three, and "qsgp", which compares routes, neighbours among them, on held-out data
-        where the kernel matrix does not fit in memory.
+        beyond 40000 observations, or where the kernel matrix does not fit in memory.
     likelihood : {"gaussian", "laplace", "student_t", "poisson"}, default="gaussian"
         Observation noise; others than "gaussian" are not "exact": "laplace" (outliers) is "qsgp",
         "student_t" (outliers) and "poisson" (counts) are "state_space" or "neighbors".

@@ -31,7 +31,7 @@ from skgp.estimators.defaults import (
 )
 from skgp.kernels import ActiveDims
 from skgp.kernels.expression import split_noise, summands
-from skgp.kernels.scales import robust_range, robust_std
+from skgp.kernels.scales import capped_weights, robust_range, robust_std
 
 
 def default_kernels(
@@ -89,7 +89,7 @@ def isotropic_classification_kernels(
 
 def _distance_from_centre(X: np.ndarray, sample_weight: np.ndarray | None) -> float:
     """Root mean square distance of the rows from their mean; 1 where all are equal."""
-    return float(np.linalg.norm(robust_std(X, sample_weight))) or 1.0
+    return float(np.linalg.norm(robust_std(X, capped_weights(sample_weight)))) or 1.0
 
 
 def _shape(nu: float, length_scale: np.ndarray | float) -> Kernel:
@@ -104,6 +104,7 @@ def column_spreads(X: np.ndarray, sample_weight: np.ndarray | None = None) -> np
     It is the smaller of the standard deviation and the range of the middle 90% over that of a
     normal distribution; 1 for a constant column.
     """
+    sample_weight = capped_weights(sample_weight)
     mean = np.average(X, axis=0, weights=sample_weight)
     std = robust_std(X, sample_weight)
     low, high = np.quantile(X, [0.05, 0.95], axis=0, weights=sample_weight, method="inverted_cdf")

@@ -27,8 +27,9 @@ class QSGPRegressor(QSGPFitting):
     basis : {"auto", "fourier", "inducing", "neighbors", "relevance"}, default="auto"
         Random Fourier features, kernels centred on observations, those of the observations near
         each test point alone (exact regression on neighbourhoods), or those on the few
-        observations that the evidence keeps [2]_. Where the kernel matrix is too large to keep,
-        held-out observations decide, at random and in discs; ``reason_`` tells their log densities.
+        observations that the evidence keeps [2]_. Beyond 40000 observations, or where the kernel
+        matrix is too large to keep, held-out observations decide, at random and in discs;
+        ``reason_`` tells their log densities.
         "relevance" needs a smooth kernel. Its hyper-parameters, and which one where it is None, are
         learned as those of a GP, its length scales halved where the evidence gains much by it; the
         amplitude is without effect. Error bars shrink far from the relevance vectors.

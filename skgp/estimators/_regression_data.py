@@ -26,8 +26,11 @@ from skgp.estimators._validation import (
     check_exposure,
     validate_training_data,
 )
+from skgp.estimators.defaults import UNLIKE_WEIGHTS
 from skgp.kernels.expression import split_noise
+from skgp.kernels.scales import capped_weights
 from skgp.learning.hyperparameters import robust_location_scale
+from skgp.linalg import warn_caller
 
 Values = TypeVar("Values", float, np.ndarray, torch.Tensor)
 
@@ -127,6 +130,8 @@ class RegressionData(LatentFunction):
             self._set_weight_scale(len(y), len(y) if weight is None else weight.sum())
         if not (self._is_additive and self._learns_noise):
             return weight
+        if reset and weight is not None:
+            _warn_of_unlike(weight)
         scale = self._weight_scale * n_observations(X, y) / len(y)
         relative = scale * (np.ones(len(y)) if weight is None else weight)
         return None if (relative == 1.0).all() else relative
@@ -154,11 +159,11 @@ class RegressionData(LatentFunction):
     def _target(self, y: np.ndarray, sample_weight: np.ndarray | None) -> np.ndarray:
         """Set ``y_mean_`` and ``y_scale_`` (weighted) and return ``z``, of the shape of y.
 
-        A constant y, up to rounding, is centred and not scaled.
+        Weights are capped. A constant y, up to rounding, is centred and not scaled.
         """
         mean: Any = np.zeros(y.shape[1:])
         scale: Any = np.ones(y.shape[1:])
-        constant = False
+        constant, sample_weight = False, capped_weights(sample_weight)
         if self.normalize_y and self._is_additive:
             mean = np.average(y, axis=0, weights=sample_weight)
             scale = np.sqrt(np.average((y - mean) ** 2, axis=0, weights=sample_weight))
@@ -214,6 +219,17 @@ class RegressionData(LatentFunction):
         if offset is None or weights is None or weights.ndim != 1:
             return offset
         return offset[weights > 0]
+
+
+def _warn_of_unlike(weight: np.ndarray) -> None:
+    """Warn where few observations are like one of mean weight, whose noise predictions have."""
+    mean, median = weight.mean(), np.median(weight)
+    if mean > UNLIKE_WEIGHTS * median:
+        warn_caller(
+            f"sample_weight has a mean of {mean:.3g} and a median of {median:.3g}: predictions "
+            f"have the noise variance of an observation of mean weight, {mean / median:.3g} times "
+            "less than that of one of median weight. Lower the greatest weights."
+        )
 
 
 def _standardise(data: Data, *, shift: float, scale: float, unit: float) -> Data:

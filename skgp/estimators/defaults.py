@@ -61,6 +61,10 @@ HERMITE_RANGE, HERMITE_STEP = 12.0, 0.1
 
 # -- Likelihoods of regression
 
+#: Mean of the weights, of their median, beyond which the noise of an observation of mean weight is
+#: warned of: intervals of others are three times too narrow.
+UNLIKE_WEIGHTS = 10.0
+
 #: Degrees of freedom of Student-t noise: of moments that exist to nearly Gaussian.
 DF_BOUNDS = (2.1, 200.0)
 DF_START = 4.0

@@ -30,7 +30,7 @@ from torch import Tensor
 
 from skgp.linalg.runtime import constant
 
-from .defaults import ALIKE, FAR_LINEAR, LEVEL, OUTLYING, SCALE_ROWS, TAIL
+from .defaults import ALIKE, FAR_LINEAR, LEVEL, MOST_WEIGHT, OUTLYING, SCALE_ROWS, TAIL
 from .expression import register_kernel
 from .gram import gram, gram_diag
 from .hyperparameters import bounds_of, children_of, free_of, sizes_of, theta_of, with_theta
@@ -202,6 +202,14 @@ def _length_scales(kernel: Kernel) -> list[np.ndarray] | None:
         parts = [_length_scales(child) for child in children_of(kernel)]
         return [s for part in parts if part for s in part] if None not in parts else None
     return None
+
+
+def capped_weights(weights: np.ndarray | None) -> np.ndarray | None:
+    """Weights (n,), none above `MOST_WEIGHT` times their median; None of none.
+
+    Where a scale is that of the row of greatest weight, it suits no other.
+    """
+    return None if weights is None else np.minimum(weights, MOST_WEIGHT * np.median(weights))
 
 
 def robust_std(X: np.ndarray, weights: np.ndarray | None = None) -> np.ndarray:

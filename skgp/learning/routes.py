@@ -5,7 +5,7 @@ observations n                   ``basis="auto"``, ``solver="auto"``: regression
 ===============================  ==================================================================
 up to 4000                       inducing, m = n, dense Cholesky: the exact GP
 K of numerical rank <= 1000      inducing at the pivots of K, Cholesky in weight space
-K fits in memory (see below)     inducing, m = n, block conjugate gradients, pathwise draws
+up to 40 000, K fits in memory   inducing, m = n, block conjugate gradients, pathwise draws
 more                             what predicts held-out data best (below): neighbours;
                                  Fourier features (inducing points where the kernel has no spectral
                                  density), streaming Gram matrix and Cholesky; or conjugate
@@ -30,7 +30,7 @@ weights     Fourier features (inducing points where       to the m that is affor
 cg          the exact GP, which it is: 512 neighbours     --
 ==========  ============================================  =========================================
 
-Conjugate gradients without a stored matrix must also be affordable: flops are counted.
+Conjugate gradients must then also be affordable: flops are counted.
 """
 
 import math
@@ -74,6 +74,7 @@ from skgp.learning.defaults import (
     PRECONDITIONER_RANK,
     PROBED_ROWS,
     SCORED,
+    SOLVED_ROWS,
     STOCHASTIC_FEATURES,
     TRIAL_FEATURES,
     TRIAL_ROWS,
@@ -219,6 +220,16 @@ def _choose_solver(basis: str, n_basis: int, n: int) -> str:
 Fitter = Callable[[Data, Plan], tuple[object, float]]
 
 
+def in_weight_space(plan: Plan, asked: Plan, n: int, kernel) -> Plan | None:
+    """What held-out data compare with neighbours and the exact GP of n observations, resolved.
+
+    None where a resolved plan is the exact GP and its kernel matrix is kept and soon solved with.
+    """
+    if plan.space(n) != "function":
+        return plan
+    return None if n <= SOLVED_ROWS else resolve(replace(asked, solver="cholesky"), n, kernel)
+
+
 def fit_low_rank(
     p: Problem, asked: Plan, fit_weights: Callable[[Problem, Plan, Tensor], Fit]
 ) -> Fit | None:
@@ -324,9 +335,8 @@ def compare_routes(
 ) -> Plan:
     """The plan of the route that predicts held-out data best; its `reason` tells all figures.
 
-    `weights` is a resolved plan in weight space: what there is without a comparison. The covariance
-    is left to be chosen. Some ``3e10`` flops whatever n, beside the search for neighbours,
-    ``O(n log n)``.
+    `weights` is a resolved plan in weight space. The covariance is left to be chosen. Some ``3e10``
+    flops whatever n, beside the search for neighbours, ``O(n log n)``.
     """
     n = len(data)
     kept, random, disc = hold_out(kernel, data.X, generator)
@@ -350,8 +360,8 @@ def compare_routes(
     flops = CG_ITERATIONS * float(n) ** 2 * ENTRY_FLOPS
     affordable = flops <= CG_FLOPS.get(data.X.device.type, CG_FLOPS["cpu"])
     reason = (
-        f"the kernel matrix of {n} observations does not fit in memory; log density of held-out "
-        f"data, at random and in discs: {N_NEIGHBORS} neighbours {local:.3f}; "
+        f"the kernel matrix of {n} observations is large; log density of held-out data, at random "
+        f"and in discs: {N_NEIGHBORS} neighbours {local:.3f}; "
         f"{weights.basis} functions {trials[0]:.3f} ({TRIAL_FEATURES[0]}), {trials[1]:.3f} "
         f"({TRIAL_FEATURES[1]}), extrapolated {many:.3f} ({weights.size}); exact, "
         f"by {EXACT_NEIGHBORS} neighbours, {local + gain:.3f} "

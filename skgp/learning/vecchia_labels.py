@@ -71,8 +71,10 @@ def fit_labels(
     *,
     generator: torch.Generator,
     callback: Callback | None = None,
-) -> tuple[HyperparameterFit, int]:
+) -> tuple[HyperparameterFit, int, Tensor | None]:
     """Learn the hyper-parameters of one kernel, or of the best of several; and inducing points.
+
+    And f (n, c) near the mode, where held-out labels were predicted from all others.
 
     `data` are float64, in the order of the approximation, y (n, c) of -1 and 1. The callback is
     called with (evaluation, {"loss": nats per observation}); True ends the search with what it has.
@@ -91,8 +93,8 @@ def fit_labels(
     )
     n_inducing = inducing_by_default(settings, *data.y.shape)
     if recorder.stopped or alone:
-        return found, n_inducing
-    history, n_few = list(found.history), min(n_inducing, settings.most_inducing)
+        return found, n_inducing, None
+    history, start, n_few = list(found.history), None, min(n_inducing, settings.most_inducing)
     few = replace(settings, n_inducing=n_few)
     kernels_found = [_by_evidence(found.kernel, data, few, model, told(history, recorder))]
     if settings.n_neighbors and not recorder.stopped:
@@ -102,9 +104,10 @@ def fit_labels(
     if not recorder.stopped:
         sizes = [n_inducing] if settings.n_inducing is not None else [0, n_few]
         held = _HeldOut(data, settings, model, recorder, history)
-        kernels_found[0], n_tried = held.best(kernels_found, sizes)
-        n_inducing = n_inducing if n_tried else 0
-    return replace(found, kernel=kernels_found[0], history=history), n_inducing
+        best = held.best(kernels_found, sizes)
+        kernels_found[0], start = best.kernel, held.latent(best)
+        n_inducing = n_inducing if best.n_inducing else 0
+    return replace(found, kernel=kernels_found[0], history=history), n_inducing, start
 
 
 def _by_evidence(kernel: Any, data: Data, settings: VecchiaSettings, model: tuple, tell: Any):
@@ -133,6 +136,7 @@ class _Trial:
     problem: LatentEvidence  # with the neighbours and inducing points of this kernel or one near it
     losses: Tensor
     loss: float  # their weighted mean
+    mean: Tensor  # (p, c), of f there
 
     @property
     def n_inducing(self) -> int:
@@ -155,10 +159,11 @@ class _HeldOut:
         target, classes = stratum(data.y)
         n_out = min(VECCHIA_HELD_LABELS, len(data) // 5)
         out = held_out_rows(target, n_out, model[2], classes=classes)
-        held = torch.from_numpy(out).to(data.X.device)
+        self._held = held = torch.from_numpy(out).to(data.X.device)
         self.rows, self.rest = data.take(held), data.take(~held)
+        self._seed = int(torch.randint(2**31, (), generator=model[2]))
 
-    def best(self, kernels: list, sizes: list[int]) -> tuple[Any, int]:
+    def best(self, kernels: list, sizes: list[int]) -> _Trial:
         """Of kernels and sizes, the simplest first, and of kernels nearby."""
         found = self._chosen([self._trial(self._problem(kernels[0], m)) for m in sizes])
         for kernel in kernels[1:]:
@@ -170,7 +175,15 @@ class _HeldOut:
             trials = while_falling(start, steps, partial(self._moved, start), _loss)
             if (found := self._chosen(trials)) is not start:
                 break
-        return found.kernel, found.n_inducing
+        return found
+
+    def latent(self, trial: _Trial) -> Tensor | None:
+        """f (n, c) of all observations, as predicted and at the mode of the others, if of all."""
+        if len(trial.problem.data) < len(self.rest):
+            return None
+        f = trial.mean.new_empty(len(self._held), trial.mean.shape[1])
+        f[self._held], f[~self._held] = trial.mean, trial.problem.start
+        return f
 
     def _chosen(self, trials: list[_Trial]) -> _Trial:
         losses, weight = [trial.losses for trial in trials], self.rows.weight
@@ -200,12 +213,13 @@ class _HeldOut:
         with warnings.catch_warnings():  # a search may pass through hyper-parameters of no use
             warnings.simplefilter("ignore", NumericalWarning)
             mode = problem.mode(problem.conditionals(kernel.theta), tol=VECCHIA_TRIAL_TOL)
-            posterior = problem.posterior(mode, kernel, max(1, H))
+            posterior = problem.posterior(mode, kernel, max(1, H), self._seed)
+            posterior.draw(mode.root, mode.hessian)
             mean, var = posterior.mean_and_variance(rows.X)
         moderation, losses = choose_moderation(likelihood, rows.y, mean, var, rows.weight)
         loss = float(rows.weighted_sum(losses[moderation])) / rows.total
         self._tell(loss)
-        return _Trial(kernel, problem, losses[moderation], loss)
+        return _Trial(kernel, problem, losses[moderation], loss, mean)
 
 
 def _loss(trial: _Trial) -> float:

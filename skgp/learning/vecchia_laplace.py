@@ -32,6 +32,7 @@ from skgp.kernels.expression import split_noise
 from skgp.learning.defaults import (
     VECCHIA_FAMILY_ITER,
     VECCHIA_FAMILY_TOL,
+    VECCHIA_INDUCING,
     VECCHIA_MOVED,
     VECCHIA_PROBED,
     VECCHIA_PROBES,
@@ -64,6 +65,8 @@ class LatentEvidence:
         Prior means.
     generator : torch.Generator
         Of the probes.
+    start : Tensor of shape (n, c), optional
+        f near the first mode.
 
     Notes
     -----
@@ -79,19 +82,24 @@ class LatentEvidence:
         likelihood: Any,
         offset: Tensor,
         generator: torch.Generator,
+        start: Tensor | None = None,
     ) -> None:
         own = torch.arange(len(data), device=index.device)[:, None]
         self.kernel, self.data, self.group = kernel, data, torch.cat([index, own], 1)
         self.Z, self._likelihood, self.offset = Z, likelihood, offset
         self._generator, self._probes = generator, tuple[Tensor, ...]()
-        self._last: tuple[Tensor, Tensor] | None = None  # f without offset (n, c) and u (m, c)
+        self.start = start  # then f at the last mode
 
     def some(self, kernel, rows: Tensor) -> LatentEvidence:
-        """Of sorted rows alone, with the neighbours that this kernel sees among them."""
-        data = self.data.take(rows)
-        index = neighbors_of(kernel, data.X, self.group.shape[1] - 1, self.Z)
+        """Of sorted rows alone, with the neighbours that this kernel sees among them.
+
+        Of the inducing points, which leave less and less variance, the first `VECCHIA_INDUCING`.
+        """
+        data, Z = self.data.take(rows), self.Z[:VECCHIA_INDUCING]
+        index = neighbors_of(kernel, data.X, self.group.shape[1] - 1, Z)
         model = self._likelihood, self.offset, self._generator
-        return LatentEvidence(kernel, data, index, self.Z, *model)
+        start = None if self.start is None else self.start[rows]
+        return LatentEvidence(kernel, data, index, Z, *model, start)
 
     def conditionals(self, theta: np.ndarray) -> Conditionals:
         """Of f at theta."""
@@ -117,18 +125,17 @@ class LatentEvidence:
         root, data = VecchiaRoot(conditionals), self.data
         if parameters is None:
             parameters = self._likelihood.initial(data.X)
-        start = None if self._last is None else root.whitened(*self._last)
         mode = find_mode(
             root,
             data.y,
             self.likelihood(parameters),
             self.offset,
             data.weight,
-            start=start,
+            start=self.start,
             callback=callback,
             **options,
         )
-        self._last = mode.latent - self.offset, mode.weights[: root.n_inducing]
+        self.start = mode.latent
         return mode
 
     def probes(self, root: VecchiaRoot) -> tuple[Tensor, Tensor]:
@@ -139,8 +146,15 @@ class LatentEvidence:
             self._probes = probes(root, n_probes, self._generator)
         return self._probes  # type: ignore[return-value]
 
-    def posterior(self, mode: LatentMode, kernel, n_neighbors: int) -> LatentPosterior:
-        """Predictions from `n_neighbors` of the points, given their mode under this kernel."""
+    def posterior(
+        self, mode: LatentMode, kernel, n_neighbors: int, seed: int | None = None
+    ) -> LatentPosterior:
+        """Predictions from `n_neighbors` of the points, given their mode under this kernel.
+
+        The seed of their draws is the generator's, by default.
+        """
+        if seed is None:
+            seed = int(torch.randint(2**31, (), generator=self._generator))
         data, Z = self.data, self.Z
         return LatentPosterior(
             kernel,
@@ -154,7 +168,7 @@ class LatentEvidence:
             self.offset,
             self.group.to(torch.int32),
             mode.curvature,
-            int(torch.randint(2**31, (), generator=self._generator)),
+            seed,
         )
 
     def __call__(self, place: np.ndarray) -> tuple[float, np.ndarray]:

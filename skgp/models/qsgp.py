@@ -97,13 +97,14 @@ def fit_regression(p: Problem, asked: Plan, *, state: Any = None) -> Fit:
         fit = routes.fit_low_rank(p, asked, fit_weights)
         if fit is not None:
             return fit
-        if plan.space(n) != "function" and asked.covariance in ("auto", "full"):
+        weights = routes.in_weight_space(plan, asked, n, p.kernel)
+        if weights is not None and asked.covariance in ("auto", "full"):
 
             def trial(some: Data, plan: Plan) -> tuple[Any, float]:
                 fit = fit_weights(replace(p, data=some, callback=None), plan)
                 return fit.posterior, fit.noise
 
-            plan = compare_routes(p.kernel, data, p.noise, plan, trial, generator=p.generator)
+            plan = compare_routes(p.kernel, data, p.noise, weights, trial, generator=p.generator)
             plan = routes.with_covariance(plan, "auto", n)
     check_memory(plan, n)
     if plan.space(n) == "local":

@@ -122,16 +122,16 @@ def fit_vecchia_classifier(
         Of :func:`skgp.learning.vecchia_labels.fit_labels`.
     """
     kernel: Any = kernels[0]
-    history, n_inducing = list[float](), inducing_by_default(settings, *data.y.shape)
+    history, start, n_inducing = list[float](), None, inducing_by_default(settings, *data.y.shape)
     data = data.take(order_of(data.X, ordering, generator))  # step 1
     if learns:  # step 2
-        found, n_inducing = fit_labels(
+        found, n_inducing, start = fit_labels(
             kernels, data, settings, likelihood, offset, generator=generator, callback=callback
         )
         kernel, history = found.kernel, found.history
     settings = replace(settings, n_inducing=n_inducing)
     fit, problem, mode = _at_mode(  # steps 3 and 4
-        kernel, data, settings, likelihood, offset, n_predictive, generator
+        kernel, data, settings, likelihood, offset, n_predictive, generator, start=start
     )
     moderation, coupling = calibrated(problem, mode, kernel, generator)  # step 5
     return replace(
@@ -190,11 +190,15 @@ def _at_mode(
     n_predictive: int,
     generator: torch.Generator,
     parameters: Tensor | None = None,
+    start: Tensor | None = None,
 ) -> tuple[VecchiaLaplaceFit, LatentEvidence, LatentMode]:
-    """Inducing points, neighbours, mode and posterior of given hyper-parameters."""
+    """Inducing points, neighbours, mode and posterior of given hyper-parameters.
+
+    From f (n, c) near the mode, if there is one.
+    """
     Z = choose_inducing(kernel, data.X, settings.n_inducing or 0, generator)
     index = neighbors_of(kernel, data.X, settings.n_neighbors, Z)
-    problem = LatentEvidence(kernel, data, index, Z, likelihood, offset, generator)
+    problem = LatentEvidence(kernel, data, index, Z, likelihood, offset, generator, start)
     parameters = likelihood.initial(data.X) if parameters is None else parameters
     solve: list[float] = []
     mode = problem.mode(

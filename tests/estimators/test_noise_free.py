@@ -4,12 +4,17 @@ import warnings
 
 import numpy as np
 import pytest
+import torch
+from sklearn.datasets import make_friedman1
 from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import RBF, WhiteKernel
 
 import skgp
+from skgp.data import Data
 from skgp.estimators import _swsgp
+from skgp.inference.defaults import LOCAL_JITTER
 from skgp.learning.local import hyperparameters
+from skgp.likelihoods import Gaussian
 from skgp.models import swsgp
 
 X = np.linspace(0, 10, 30)[:, None]
@@ -101,6 +106,25 @@ def test_neighbours_of_noise_free_rows_are_learned_with_their_jitter(monkeypatch
     model = skgp.SWSGPRegressor(random_state=0).fit(rows[:300], y[:300])
     error = model.predict(rows[300:]) - y[300:]
     assert np.sqrt(np.mean(error**2)) < 0.03
+
+
+@pytest.mark.parametrize(("n", "level"), [(100, 1e-8), (600, 3e-6 * 34)])
+def test_neighbours_are_not_bound_to_values_that_they_cannot_follow(n, level, monkeypatch):
+    """With less noise than the jitter leaves open, intervals of 95% held 58%."""
+    kernel = 34.0 * RBF([1.1, 1.1, 1.3, 16.0, 20.0]) + WhiteKernel(1e-8, (1e-8, 1.0))
+    X, y = make_friedman1(1000, 5, noise=0, random_state=0)
+    data = Data(torch.tensor(X[:n]), torch.tensor(y[:n]))
+    monkeypatch.setattr(hyperparameters, "SEARCH", {"exact_rows": 100})
+    found = hyperparameters.HyperparameterFit(kernel)
+    monkeypatch.setattr(hyperparameters, "fit_hyperparameters", lambda *_, **__: found)
+    told = {"generator": torch.Generator(), "jitter": LOCAL_JITTER}
+    found = hyperparameters.search_hyperparameters([kernel], data, Gaussian(1.0), **told)
+    assert found.kernel.k2.noise_level == pytest.approx(level)
+    if n == 600:
+        options = {"n_neighbors": 16, "covariance": "diagonal", "optimizer": None}
+        model = skgp.SWSGPRegressor(found.kernel, **options).fit(X[:n], y[:n])
+        mean, std = model.predict(X[n:], return_std=True)
+        assert np.mean(np.abs(mean - y[n:]) < 1.96 * std) > 0.9
 
 
 def test_means_of_many_noise_free_rows_are_solved_for_beyond_the_noise(monkeypatch):

@@ -150,6 +150,18 @@ def test_rows_given_three_times_are_no_evidence_of_small_noise(name):
     assert_noise_is_found(model)
 
 
+@pytest.mark.parametrize("make", [QSGPRegressor, StateSpaceGPRegressor, BayesianGPRegressor])
+def test_one_row_of_great_weight_leaves_the_others_their_say(make):
+    """Scales that are those of one row alone would leave noise, within bounds, for the others."""
+    X, y = noisy_sine()
+    weight = np.ones(len(y))
+    weight[7] = 1e6
+    f = np.sin(2 * X_TEST[:, 0])
+    with pytest.warns(UserWarning, match=r"a mean of 1.43e\+04 and a median of 1: predictions"):
+        model = make().fit(X, y, sample_weight=weight)
+    assert np.sqrt(np.mean((model.predict(X_TEST) - f) ** 2)) < 0.6 * NOISE
+
+
 def test_bootstrapped_rows_keep_the_noise():
     X, y = noisy_sine()
     bags = BaggingRegressor(QSGPRegressor(KERNEL), n_estimators=3, random_state=0).fit(X, y)

@@ -1,4 +1,4 @@
-"""The choice of a route where the kernel matrix does not fit in memory."""
+"""The choice of a route where the kernel matrix is too large to keep, or to solve with soon."""
 
 from dataclasses import replace
 
@@ -48,9 +48,9 @@ def wide(seed=0):
     return Data(torch.tensor(X), torch.tensor(y))
 
 
-def fitted(data, kernel, noise, options=None, seed=0, **asked):
+def fitted(data, kernel, noise, options=None, seed=0, memory=3e7, **asked):
     generator = torch.Generator().manual_seed(seed)
-    with memory_limit(3e7):  # less than the kernel matrix takes
+    with memory_limit(memory):  # less than the kernel matrix takes
         return fit_regression(
             kernel, data, noise, Plan(**asked), options or Options(), generator=generator
         )
@@ -63,6 +63,16 @@ def test_neighbours_are_chosen_where_they_predict_best_and_the_reason_says_so():
         assert told in fit.plan.reason
     again = fitted(rough(), ROUGH, 1e-3)
     assert again.plan == fit.plan
+
+
+@pytest.mark.parametrize("solved_rows", [N - 1, N])
+def test_a_kernel_matrix_that_takes_long_to_solve_with_is_compared(solved_rows, monkeypatch):
+    monkeypatch.setattr(routes, "CHOLESKY_ROWS", 4000)
+    monkeypatch.setattr(routes, "SOLVED_ROWS", solved_rows)
+    monkeypatch.setattr(qsgp, "fit_exact", lambda problem, plan: qsgp.Fit(None, plan, ROUGH))
+    found = fitted(rough(), ROUGH, 1e-3, memory=1e12).plan
+    assert found.basis == ("neighbors" if solved_rows < N else "inducing")
+    assert ("128 neighbours" in found.reason) == (solved_rows < N)
 
 
 def test_fourier_features_are_chosen_where_every_row_says_something(monkeypatch):

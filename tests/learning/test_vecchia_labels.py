@@ -35,7 +35,7 @@ def test_evidence_moves_amplitude_and_the_common_length_scale(monkeypatch):
     monkeypatch.setattr(vecchia_labels, "VECCHIA_LABEL_MOVES", ())
     start = KERNEL.clone_with_theta(KERNEL.theta - 1.0)
     dense = HyperparameterFit(start, history=[-1.0])
-    found, n_inducing = searched(
+    found, n_inducing, _ = searched(
         monkeypatch, dense, data, max_iter=6, callback=lambda _, info: told.append(info["loss"])
     )
     assert n_inducing == 5
@@ -74,15 +74,25 @@ def test_held_out_labels_choose_between_two_kernels(monkeypatch, better, scale):
     fits = {name: HyperparameterFit(kernel) for name, kernel in kernels.items()}
     monkeypatch.setattr(vecchia_labels, "search_label_kernel", lambda *_, **__: fits["other"])
     monkeypatch.setattr(vecchia_labels, "VECCHIA_LABEL_MOVES", ())
-    found, _ = searched(monkeypatch, fits["subset"], data)
+    found, *_ = searched(monkeypatch, fits["subset"], data)
     np.testing.assert_allclose(found.kernel.k2.length_scale, scale, rtol=0.5)
+
+
+def test_f_at_held_out_and_other_labels_is_near_the_mode_of_all(monkeypatch):
+    dense, data = HyperparameterFit(4.0 * Matern([0.5, 0.5])), labelled(600)
+    monkeypatch.setattr(vecchia_labels, "search_label_kernel", lambda found, *_, **__: found)
+    monkeypatch.setattr(vecchia_labels, "VECCHIA_LABEL_MOVES", ())
+    found, _, start = searched(monkeypatch, dense, data)
+    problem = evidence(data, H=6)
+    mode = problem.mode(problem.conditionals(found.kernel.theta)).latent
+    assert np.mean((start - mode).numpy() ** 2) < 0.05 * mode.var()
 
 
 def test_held_out_labels_raise_an_amplitude_that_is_too_small(monkeypatch):
     dense = HyperparameterFit(0.05 * Matern([0.5, 0.5]))
     monkeypatch.setattr(vecchia_labels, "search_label_kernel", lambda found, *_, **__: found)
     data, told = labelled(600), []
-    found, _ = searched(
+    found, *_ = searched(
         monkeypatch,
         dense,
         data,
@@ -123,5 +133,5 @@ def test_few_inducing_points_are_tried_and_more_taken(monkeypatch):
 
     monkeypatch.setattr(vecchia_labels, "choose_inducing", choose)
     options = {"n_neighbors": 1, "n_inducing": None, "most_inducing": 30}
-    _, n_inducing = searched(monkeypatch, dense, labelled(300), **options)
+    _, n_inducing, _ = searched(monkeypatch, dense, labelled(300), **options)
     assert tried == [0, 30] and n_inducing == 300

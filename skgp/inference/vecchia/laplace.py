@@ -36,7 +36,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from skgp.inference.defaults import FORCING, LATENT_STEPS, LATENT_TOL
+from skgp.inference.defaults import FORCING, LATENT_STEPS, LATENT_TOL, START_TOL
 from skgp.inference.newton import NewtonProblem, fit_newton, newton_problem
 from skgp.inference.vecchia.conditionals import Tile
 from skgp.inference.vecchia.hessian import (
@@ -86,16 +86,25 @@ def find_mode(
     tol: float = LATENT_TOL,
     callback: Callback | None = None,
 ) -> LatentMode:
-    """Newton's method from whitened coordinates `start` (N, c); offset (c,) or (n, c)."""
+    """Newton's method; offset (c,) or (n, c).
+
+    `start` (n, c) is an f near the mode, such as that of other hyper-parameters. What f is in
+    coordinates of this prior may be far from any mode: the first step is the one from f as it is.
+    """
     features: Any = root  # all that Newton's method asks of a design
     problem = newton_problem(features, y, likelihood, offset=offset, row_weight=weight)
     if not likelihood.is_log_concave:
         problem = replace(problem, is_signed=True)
-    if start is None and (likelihood.has_link or not likelihood.is_log_concave):
-        start = _near_targets(root, problem)
+    first = None
+    if start is not None:
+        first = _newton_step(root, problem, start, START_TOL)
+    elif likelihood.has_link or not likelihood.is_log_concave:
+        # Where each observation has its own mode; from f = 0 most would be far off.
+        nearest, _ = likelihood.gaussian_observations(problem.Y, problem.offset)
+        first = _newton_step(root, problem, nearest, FORCING)
     found = fit_newton(
         problem,
-        start=start,
+        start=first,
         solver=directions,
         tol=tol,
         loss_tol=0.0,
@@ -108,15 +117,11 @@ def find_mode(
     )
 
 
-def _near_targets(root: VecchiaRoot, problem: NewtonProblem) -> Tensor:
-    """Whitened coordinates (N, c) of f where each observation is a Gaussian one of its own mode.
-
-    From f = 0 most would be far off, and tell nothing.
-    """
-    likelihood: Any = problem.likelihood
-    f, _ = likelihood.gaussian_observations(problem.Y, problem.offset)
+def _newton_step(root: VecchiaRoot, problem: NewtonProblem, f: Tensor, tol: float) -> Tensor:
+    """Whitened coordinates (N, c) after Newton's step from any f (n, c), to a relative residual."""
     W = problem.curvature(f)
-    return hessian(root, W).solve(root.rmatmul(W * (f - problem.offset)), FORCING)[0]
+    targets = W * (f - problem.offset) + problem.slope(f)
+    return hessian(root, W).solve(root.rmatmul(targets), tol)[0]
 
 
 @torch.no_grad()

@@ -47,8 +47,15 @@ class LatentPosterior(VecchiaPosterior):
         """Roots of the posterior covariance of f at the points (n, c k), and of u (m, c k)."""
         group = self.group.long()
         root = VecchiaRoot(Conditionals(self.kernel, self.X, group, self.noises, self.Z))
+        return self._drawn(root, hessian(root, self.curvature, dense=self._is_dense))
+
+    def draw(self, root: VecchiaRoot, H: Any) -> None:
+        """Make the draws by root and Hessian of the mode, where they are at hand."""
+        if not self._is_dense:
+            self.__dict__["spread"] = self._drawn(root, H)
+
+    def _drawn(self, root: VecchiaRoot, H: Any) -> tuple[Tensor, Tensor]:
         numbers = probes(root, self._n_draws, torch.Generator().manual_seed(self.seed))
-        H = hessian(root, self.curvature, dense=self._is_dense)
         found = H.spread(numbers).flatten(1)
         return root.matmul(found), found[: len(self.Z)].contiguous()
 

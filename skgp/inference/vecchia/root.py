@@ -43,7 +43,6 @@ class VecchiaRoot:
         self.features = conditionals.features  # Phi, (n, m)
         prior = gram_diag(conditionals.kernel, conditionals.X, conditionals.theta)
         self.residual = residual_diagonal(prior, self.features, conditionals.noise)  # S_ii, (n,)
-        self._group, self._b = conditionals.group, b
         self._unit = UnitLower(conditionals.group[:, :-1], -b[:, :-1])
         self.n_rows, self.n_inducing = self.features.shape
         self.n_features = self.n_rows + self.n_inducing
@@ -85,8 +84,3 @@ class VecchiaRoot:
         local = V[m:] + self.scaled @ V[:m]
         u = cho_solve(self.factor, self.scaled.mT @ local)
         return torch.cat([u, local - self.scaled @ u])
-
-    def whitened(self, f: Tensor, u: Tensor) -> Tensor:
-        """The numbers (N, c) of which u (m, c) are given and R makes f (n, c)."""
-        contrast = torch.einsum("nh,nhc->nc", self._b, f[self._group]) - self.contrasts @ u
-        return torch.cat([u, contrast / self.std[:, None]])

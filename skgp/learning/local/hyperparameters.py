@@ -56,6 +56,7 @@ from skgp.learning.latent_numbers import search_by_numbers
 from skgp.learning.local.defaults import (
     COMPARED_NEIGHBORS,
     FAMILY_STRIDE,
+    JITTER_NOISE,
     KRIGED_ERRORS,
     KRIGED_LABEL_NOISE,
     LINK_PRIOR_STD,
@@ -104,7 +105,22 @@ def search_hyperparameters(
     search: Any = fit_hyperparameters
     if not likelihood.is_additive:
         search = partial(search_by_numbers, likelihood=likelihood)
-    return search(kernels, data, generator=generator, settings=settings, callback=callback)
+    found = search(kernels, data, generator=generator, settings=settings, callback=callback)
+    if likelihood.is_gaussian and len(data) > settings.exact_rows:
+        found = replace(found, kernel=_beside_jitter(found.kernel, data, jitter))
+    return found
+
+
+def _beside_jitter(kernel, data: Data, jitter: float):
+    """The kernel with noise that is not nothing beside what `jitter` leaves open of f given u."""
+    signal, white = split_noise(kernel)
+    if white is None or white.hyperparameter_noise_level.fixed:
+        return kernel
+    least = JITTER_NOISE * jitter * float(gram_diag(signal, data.X).mean())
+    least = min(least, white.noise_level_bounds[1])
+    if white.noise_level >= least:
+        return kernel
+    return signal + WhiteKernel(least, white.noise_level_bounds)
 
 
 # ---- labels as numbers

@@ -62,8 +62,8 @@ EXACT_ROWS, AUTO_INDUCING, AUTO_SIZES = 3000, 200, (400, 800)
 # Rows an inducing point up to which the process is nearly exact: a joint search only overfits.
 FEW_PER_INDUCING = 2
 # Rows up to which a dense process may be searched for hyper-parameters; of more than two classes as
-# many of up to FAMILY_ROWS: the ELBO of their q(u) takes several times as long for the same log
-# loss (3, 7 and 20 classes of 900, 1000 and 600 rows; the last took minutes). Falls of the
+# many of up to FAMILY_ROWS: the ELBO of their q(u) takes two to six times as long for log losses
+# .005 and .011 less (3 classes of 900 rows, 7 of 1000), and minutes with 20 classes. Falls of the
 # objective that end a search are `tol` for this many observations, of fewer as much greater: what
 # is less than a tenth of a nat of all rows is noise.
 DENSE_ROWS, TOL_ROWS = 500, 1e5
