@@ -10,7 +10,8 @@ as :math:`Q = P_0 - F P_0 F^\top`: two vectors a point, of as many numbers as th
 what takes exponentials of all pairs. The first shrink and the second grow as the slowest and the
 fastest process forget; a gap over which a component has forgotten all is cut for that component,
 and a stretch must not be too long: of polynomials of a degree p, which Matern processes have,
-products :math:`u_j v_i` of size one have terms of size :math:`r^{2p}`.
+products :math:`u_j v_i` of size one have terms of size :math:`r^{2p}`. Of a process that is not
+stationary :math:`v_i^\top = F(\tau_i)^{-1} Q(\tau_i) H^\top` has a form of its own.
 """
 
 import math
@@ -33,7 +34,9 @@ class Generators:
 
     def __init__(self, blocks: Sequence[Block]) -> None:
         self.is_complete = all(
-            p.degree is not None and p.is_stationary for block in blocks for p in block.primitives
+            p.degree is not None and (p.is_stationary or len(block.primitives) == 1)
+            for block in blocks
+            for p in block.primitives
         )
         self._groups, start = [], 0
         for _, members in groupby(blocks, key=lambda block: block.primitives):
@@ -102,7 +105,8 @@ class _Group:
         rows = [block.rates for block in blocks]
         self._rates = torch.tensor(rows, dtype=torch.float64)  # (b, f)
         self._variance = self._rates.new_tensor([block.variance for block in blocks])
-        self._stationary = torch.stack([block.stationary for block in blocks])  # (b, k, k)
+        #: P0 of each, (b, k, k), as far as it stands in v.
+        self._stationary = torch.stack([block.stationary * block.is_stationary for block in blocks])
         decay = self._rates.new_tensor([p.decay for p in self.primitives])
         self._decay = (self._rates * decay).sum(1)
         #: Gap (b,) over which each forgets all.

@@ -91,7 +91,10 @@ class Primitive(ABC):
         return self.own(r, start)
 
     def fill_lags(self, r: Tensor, ahead: Tensor, back: Tensor) -> None:
-        """Write ``H F(r)`` and ``F(r)^-1 P0 H'``, (d, m) each, for r (m,) not negative."""
+        """Write ``H F(r)`` and ``F(r)^-1 P0 H'``, (d, m) each, for r (m,) not negative.
+
+        Of one that is not stationary the latter is ``F(r)^-1 Q(r) H'``.
+        """
         raise NotImplementedError
 
     def at(self, shape: float) -> Primitive:
@@ -240,6 +243,11 @@ class _Line(Primitive):
     """A line through 0 at the origin, of a slope of unit variance: no noise, not stationary."""
 
     horizon, is_stationary = math.inf, False
+    degree, decay = 0, 0.0  # terms of `fill_lags` do not cancel
+
+    def fill_lags(self, r: Tensor, ahead: Tensor, back: Tensor) -> None:
+        ahead[0], ahead[1] = 1.0, r
+        back.zero_()
 
     def fill(self, r: Tensor, F: Tensor, Q: Tensor) -> None:
         F[0, 0] = F[1, 1] = 1.0
@@ -259,6 +267,11 @@ class _Line(Primitive):
 
 class _Integrated(_Line):
     """Integrated Brownian motion from 0 at the origin, to both sides: k = m^2 (3 M - m) / 6."""
+
+    def fill_lags(self, r: Tensor, ahead: Tensor, back: Tensor) -> None:
+        super().fill_lags(r, ahead, back)
+        torch.mul(r, r, out=back[1]).mul_(0.5)
+        torch.mul(back[1], r, out=back[0]).mul_(-1 / 3)
 
     def fill(self, r: Tensor, F: Tensor, Q: Tensor) -> None:
         super().fill(r, F, Q)

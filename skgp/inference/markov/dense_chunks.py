@@ -79,8 +79,7 @@ class DenseEvidence:
             spread += float((1 - slopes.diagonal).sum())
             slopes.add_to(sums, chunks)
         start = self._joints.r[0, :, None] * self._joints.r[0] - self._joints.N[0]
-        sums.scale.add_(start * chunks.prior)
-        sums.start.add_(start)
+        self._of_prior = chunks.prior_gradient(0.5 * start)
         self.log_normalizer = chunks.constant - 0.5 * whole - self._joints.half_log_det
         self.spread, self._misfit, self._sums = spread, misfit, sums
 
@@ -90,7 +89,7 @@ class DenseEvidence:
     @cached_property
     def parameter_gradient(self) -> Tensor:
         """As of `Evidence`."""
-        return self._sums.gradient(self._chunks.dynamics)
+        return self._sums.gradient(self._chunks.dynamics) + self._of_prior
 
     def gradients(self) -> list[Tensor]:
         """As of `Evidence`."""
@@ -134,7 +133,13 @@ class DenseChunks:
         generators: Generators,
         length: int,
     ) -> None:
-        self.dynamics, self.generators, self.prior = dynamics, generators, dynamics.stationary
+        self.dynamics, self.generators = dynamics, generators
+        self._since = gaps[:1].clone()  # an origin, of dynamics that have one
+        #: Covariance (d, d) of the state at the first point.
+        self.prior = dynamics.stationary
+        if dynamics.origin is not None:
+            F, Q = (x[..., 0] for x in dynamics.transition(self._since))
+            self.prior = F @ self.prior @ F.T + Q
         self.weight, (top, self.constant, self.given) = weight, tops
         self.variance = float(dynamics.observation @ self.prior @ dynamics.observation)
         count = -(-len(gaps) // length)
@@ -143,7 +148,7 @@ class DenseChunks:
             torch.nn.functional.pad(x, padding).view(count, length)
             for x in (gaps.clone(), weight.sqrt(), top)
         )
-        gaps[0, 0] = 0.0  # the prior is stationary
+        gaps[0, 0] = 0.0  # the prior is that there
         self.shape, self._data = (count, length), (gaps, root, centre)
         self._clocks = generators.clock(gaps)
         #: Whether no chunk is too long.
@@ -166,6 +171,16 @@ class DenseChunks:
             if self._kept is not None:
                 self._kept.append(tile)
             yield tile
+
+    def prior_gradient(self, slope: Tensor) -> Tensor:
+        """Derivative (q,) in the parameters of the dynamics, from that in `prior`, (d, d)."""
+        dynamics, found = self.dynamics, torch.zeros(self.dynamics.n_parameters, dtype=slope.dtype)
+        if dynamics.origin is not None:
+            F = dynamics.transition(self._since)[0][..., 0]
+            moved = 2 * slope @ F @ dynamics.stationary
+            found = dynamics.transition_gradient(self._since, moved[..., None], slope[..., None])
+            slope = F.T @ slope @ F
+        return found + dynamics.stationary_gradient(slope)
 
     def _take(self, gaps: Tensor, root: Tensor, centre: Tensor, F: Tensor, Q: Tensor) -> Tile:
         clocks = self.generators.clock(gaps)
@@ -236,7 +251,7 @@ class _Slopes:
         if chunks.dynamics.shape_slopes:
             crossed = (v_bar @ u.mT).sum(0)
             sums.start.add_((Q_bar - moved).sum(0) - 2 * crossed)
-            sums.turned.add_((v_bar @ v.mT).sum(0) + crossed @ chunks.prior)
+            sums.turned.add_((v_bar @ v.mT).sum(0) + crossed @ chunks.dynamics.stationary)
 
 
 def _moments(chunks: DenseChunks, tile: Tile, joint: Joint) -> Tensor:
@@ -274,9 +289,12 @@ def dense_evidence(
     dynamics: Dynamics, gaps: Tensor, beta: Tensor, weight: Tensor, centre: Tensor | None
 ) -> DenseEvidence | None:
     """As `evidence`, where this route is faster and keeps the digits; None elsewhere."""
-    if gaps.device.type != "cpu" or dynamics.origin is not None or not _is_fast(dynamics, gaps):
+    if gaps.device.type != "cpu" or not _is_fast(dynamics, gaps):
         return None
-    variance = float(dynamics.observation @ dynamics.stationary @ dynamics.observation)
+    spread = dynamics.stationary
+    if dynamics.origin is not None:  # C has no part of where the process starts
+        spread = dynamics.transition(gaps[1:].sum()[None])[1][..., 0]
+    variance = float(dynamics.observation @ spread @ dynamics.observation)
     low, high = map(float, weight.aminmax())
     if not (low >= 0 and high * variance <= LARGEST_RATIO):
         return None

@@ -45,6 +45,9 @@ UNMODELLED = 6.9
 #: Times, or cells of more, over which waves are fitted, and their entries at once; cells a cycle of
 #: the quickest of those in cells.
 WAVE_ROWS, WAVE_ENTRIES, CELLS_A_CYCLE = 2000, 2**20, 6
+#: Waves from which on a rough gain, with the size of so many an octave, says which are evaluated:
+#: those of so many nats, which one in 20 of noise have.
+FEW_WAVES, WAVES_AN_OCTAVE, ROUGH_GAIN = 256, 11, 3.0
 #: Of the resolution, within which a period is a whole number of others, or of steps.
 SNAP_TO_PERIOD, SNAP_TO_STEP = 0.1, 0.05
 #: Times up to which seasons and trends compete: a matter of seconds. Drawn series of 40-200 times
@@ -54,7 +57,7 @@ SNAP_TO_PERIOD, SNAP_TO_STEP = 0.1, 0.05
 #: variance of the slope, that of short series, loses .01 and follows walks less.
 STRUCTURE_ROWS = 20_000
 #: The same of counts, outliers and labels, whose searches are of an ELBO: 2000 counts (labels) with
-#: a season take 12 (15) s in place of .4 (4).
+#: a season take 5 (8) s in place of .4 (4).
 WORKING_ROWS = 3000
 #: Rows a hyper-parameter up to which predictions of a default series average over these, and the
 #: weight of a point that counts. Generated series, 40 each, rows between the others and a little

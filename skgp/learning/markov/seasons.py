@@ -1,35 +1,13 @@
 r"""Periods of a series, proposed by its periodogram.
 
-A background, such as a trend and a level that wanders, stands for what is no season: a process of
-covariance :math:`\sigma^2 V`. Of the sum of squares :math:`q = y^\top V^{-1} y` a wave of frequency
-f takes (generalised least squares of its cosine and sine)
-
-.. math:: e_f = b^\top A^{-1} b, \qquad b = \Phi_f^\top V^{-1} y, \quad
-          A = \Phi_f^\top V^{-1} \Phi_f.
-
-A background that was fitted without the wave follows it where it can, and takes it for noise where
-it cannot; either hides it. What the wave gains is therefore the ratio of the greatest likelihoods
-over some backgrounds, with it and without it, in nats,
-
-.. math:: g(f) = \max_V \left[ \ell(V) - \tfrac{n - 4}2 \log(1 - e_f / q) \right]
-          - \max_V \ell(V), \qquad
-          \ell(V) = -\tfrac12 \log |V| - \tfrac{n - 4}2 \log q,
-
-where :math:`\sigma^2` is the likeliest, level and slope are free: for one V and without a wave
-P(g > u) = exp(-u), and g is Lomb's and Scargle's periodogram [1]_ [2]_ if V is white and n large. A
-wave over one background is weighed against the best of all without it: a series that wanders shows
-no more waves for a stiff background among them. Of many points it is that of their means in cells.
+A background, such as a trend and a level that wanders, stands for what is no season; what a wave
+gains over some of them says :mod:`.waves`.
 
 A season of many harmonics, whose jumps the background takes for its own, stands out of the
 periodogram all the same, over the median of its neighbourhood, of which the law is the same but for
 slopes of the spectrum. The strongest peak, its harmonics counted, is fitted with those of them that
 stand out as well and taken away, and the rest is looked at again. A period that might as well be a
 whole multiple of one found before, or of the step, is one.
-
-References
-----------
-.. [1] Lomb (1976), Least-squares frequency analysis of unequally spaced data.
-.. [2] Scargle (1982), Studies in astronomical time series analysis II.
 """
 
 import math
@@ -39,9 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from scipy import ndimage
-from torch import Tensor
 
-from skgp.inference.markov.columns import DenseColumns, SeriesColumns, columns_of
 from skgp.inference.markov.series import Series, make_series
 from skgp.kernels.sde import Dynamics
 from skgp.learning.markov.defaults import (
@@ -59,12 +35,11 @@ from skgp.learning.markov.defaults import (
     SNAP_TO_PERIOD,
     SNAP_TO_STEP,
     UNMODELLED,
-    WAVE_ENTRIES,
     WAVE_ROWS,
 )
+from skgp.learning.markov.waves import Behind, gains_of, lomb
 
 _ROUNDING = 1e-12  # mathematical: of sums of squares
-Behind = Callable[[np.ndarray, np.ndarray], tuple[Series, list[tuple[Dynamics, float]]]]
 
 
 @dataclass(frozen=True)
@@ -139,7 +114,7 @@ def _periodogram(
         # Below the Nyquist frequency, at which the sine is 0.
         count = min(math.ceil(0.5 / step / spacing) - 1, 2 * OVERSAMPLED * len(t))
         frequencies = spacing * np.arange(1, count + 1)
-        power = _lomb(t, y - y.mean(), frequencies)
+        power = lomb(t, y - y.mean(), frequencies)
         waves = frequencies
     else:
         frequencies, power = _spectrum(t, y, step)
@@ -149,7 +124,7 @@ def _periodogram(
     waves = waves[waves >= lowest]
     gain, n_waves = gain[shown], len(waves)
     if n_waves:
-        gain[:n_waves] = np.maximum(gain[:n_waves], _gains(*_means(t, y), waves, behind))
+        gain[:n_waves] = np.maximum(gain[:n_waves], gains_of(*_means(t, y), waves, behind))
     return frequencies[shown], gain
 
 
@@ -177,7 +152,7 @@ def _with_hidden(
     if not others:
         return orders
     left = _without(t, y, frequency, orders)[0]
-    gain = _gains(*_means(t, left), frequency * np.array(others), behind)
+    gain = gains_of(*_means(t, left), frequency * np.array(others), behind)
     more = [j for j, each in zip(others, gain, strict=True) if each > -math.log(PART_CHANCE)]
     return sorted(orders + more)
 
@@ -205,71 +180,6 @@ def _n_harmonics(frequency: np.ndarray, periods: list[float]) -> np.ndarray:
     within = [np.rint(1 / (period * frequency)) for period in periods]
     within = [np.where(each <= MAX_WITHIN, each, 0.0) for each in within]
     return MAX_SEASON_HARMONICS + np.max([np.zeros_like(frequency), *within], axis=0)
-
-
-def _gains(t: np.ndarray, y: np.ndarray, frequencies: np.ndarray, behind: Behind) -> np.ndarray:
-    """Of waves, (f,): ratios of likelihoods at the likeliest of some backgrounds."""
-    series, backgrounds = behind(t, y)
-    half, given = 0.5 * max(len(t) - 4, 1), []
-    for dynamics, noise in backgrounds:
-        lags = series.lags_of(dynamics)
-        columns = columns_of(dynamics, series.gaps_of(dynamics), series.counts / noise, lags)
-        given.append((columns, -columns.half_log_det - 0.5 * len(t) * math.log(noise)))
-    since, found, best = torch.from_numpy(t)[:, None], [], -math.inf
-    for some in torch.from_numpy(2 * math.pi * frequencies).split(max(1, WAVE_ENTRIES // len(t))):
-        phase = since * some
-        waves = torch.cat([series.y[:, None], phase.cos(), phase.sin()], 1)
-        white = torch.stack([_whitened(columns, waves) for columns, _ in given])
-        misfit, explained = _explained(white)
-        values = misfit.new_tensor([value for _, value in given]) - half * misfit.log()
-        share = (explained / misfit[:, None]).clamp(max=1 - _ROUNDING)
-        found.append((values[:, None] - half * torch.log1p(-share)).amax(0))
-        best = float(values.max())
-    return torch.cat(found).sub(best).numpy()
-
-
-def _whitened(columns: SeriesColumns | DenseColumns, waves: Tensor) -> Tensor:
-    """Columns (n, p) of unit precision."""
-    v, g = columns.whiten(waves)
-    return v if isinstance(columns, DenseColumns) else v * g.sqrt()[:, None]
-
-
-def _explained(white: Tensor) -> tuple[Tensor, Tensor]:
-    """The sums of squares of y, (b,), and how much of them waves explain, (b, f).
-
-    Whitened over b backgrounds: columns of `white` (b, n, 1 + 2 f) are y, cosines, and sines.
-    """
-    n_waves = white.shape[2] // 2
-    y, cosine, sine = white.split([1, n_waves, n_waves], 2)
-    products = (cosine, y), (sine, y), (cosine, cosine), (sine, sine), (cosine, sine)
-    by, bz, A, B, C = ((a * b).sum(1) for a, b in products)
-    misfit = y[..., 0].square().sum(1)
-    return misfit, 2 * _likelihood_ratio(by, bz, A, B, C, most=misfit[:, None])
-
-
-def _lomb(t: np.ndarray, y: np.ndarray, frequencies: np.ndarray) -> np.ndarray:
-    """The Lomb-Scargle periodogram (f,), not normalised, of y (n,) at times t (n,)."""
-    times, values = torch.from_numpy(t), torch.from_numpy(y)
-    power = []
-    for some in torch.from_numpy(2 * math.pi * frequencies).split(max(1, WAVE_ENTRIES // len(t))):
-        phase = some[:, None] * times
-        cosine, sine = phase.cos(), phase.sin()  # (f, n)
-        by, bz = cosine @ values, sine @ values
-        pairs = (cosine, cosine), (sine, sine), (cosine, sine)
-        A, B, C = (torch.linalg.vecdot(*pair) for pair in pairs)
-        power.append(_likelihood_ratio(by, bz, A, B, C, most=values @ values))
-    return torch.cat(power).numpy()
-
-
-def _likelihood_ratio(
-    by: Tensor, bz: Tensor, A: Tensor, B: Tensor, C: Tensor, most: Tensor
-) -> Tensor:
-    """b' [[A, C], [C, B]]^-1 b / 2 of cosine and sine at each frequency, (f,)."""
-    both, det = B * by**2 - 2 * C * by * bz + A * bz**2, A * B - C**2
-    # At the Nyquist frequency of a regular grid the sine is 0 at every time.
-    alone = det <= _ROUNDING * (A + B) ** 2
-    found = torch.where(alone, (by**2 + bz**2) / (A + B), both / det)
-    return 0.5 * found.nan_to_num(0.0).clamp(min=0.0).minimum(most)
 
 
 def _spectrum(t: np.ndarray, y: np.ndarray, step: float) -> tuple[np.ndarray, np.ndarray]:
@@ -356,7 +266,7 @@ def _snapped(
     if not 0 < abs(1 / whole - frequency) < SNAP_TO_STEP / span:
         return frequency
     some = slice(None, None, max(1, len(t) // WAVE_ROWS))
-    free, rounded = _gains(t[some], y[some], np.array([frequency, 1 / whole]), behind)
+    free, rounded = gains_of(t[some], y[some], np.array([frequency, 1 / whole]), behind)
     return 1 / whole if free - rounded < 0.5 * math.log(len(t)) else frequency
 
 

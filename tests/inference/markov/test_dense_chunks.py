@@ -13,10 +13,12 @@ from skgp.kernels.sde_lags import Generators
 from tests.reference.state_space import dense_posterior, model_covariance
 
 QUASI_PERIODIC = Matern(20.0, nu=0.5) * ExpSineSquared(1.2, 3.0)
+WAVES = Matern(5.0, nu=0.5) + SHO(3.0, 8.0)
 KERNELS = {
     "quasi-periodic": QUASI_PERIODIC,
     "oscillators": SHO(1.0, 10.0) + 0.3 * SHO(3.0, 8.0) + SHO(7.0, 20.0),
     "sum": 2.0 * QUASI_PERIODIC + Matern(15.0, nu=1.5) + 0.5 * Matern(40.0, nu=2.5) + 1.0,
+    "trend": LocalLinearTrend(1e-5, 10.0, 0.1, origin=0.0) + WAVES,
     "product": Matern(30.0, nu=1.5) * Cosine(2.0) * SHO(1.0, 10.0) + Matern(5.0, nu=0.5),
 }
 each_kernel = pytest.mark.parametrize("name", KERNELS)
@@ -25,6 +27,15 @@ each_kernel = pytest.mark.parametrize("name", KERNELS)
 def dynamics_of(name):
     kernel = KERNELS[name] if isinstance(name, str) else name
     return state_space(kernel).at()
+
+
+def covariance_of(name, x):
+    """At times x since the origin."""
+    if name != "trend":
+        return model_covariance(dynamics_of(name), x)
+    low, high = np.minimum.outer(x, x), np.maximum.outer(x, x)
+    trend = 10.0 + 0.1 * low * high + 1e-5 * low**2 * (3 * high - low) / 6
+    return trend + model_covariance(dynamics_of(WAVES), x)
 
 
 def awkward(n, noise, seed=0, wide=()):
@@ -64,9 +75,8 @@ def assert_same(found, other, tol):
 def test_evidence_equals_the_dense_gp(name):
     dynamics, (gaps, beta, weight, y) = dynamics_of(name), awkward(150, 0.1)
     found = dense_evidence(dynamics, gaps, beta, weight, None)
-    dense = dense_posterior(
-        model_covariance(dynamics, np.cumsum(gaps.numpy())), beta.numpy(), weight.numpy()
-    )
+    x = np.cumsum(gaps.numpy())
+    dense = dense_posterior(covariance_of(name, x), beta.numpy(), weight.numpy())
     assert found.log_normalizer == pytest.approx(dense.log_normalizer, rel=1e-11)
     np.testing.assert_allclose(found.mean, dense.mean, rtol=0, atol=1e-10)
     np.testing.assert_allclose(found.var, np.diag(dense.cov), rtol=1e-9)
@@ -98,8 +108,9 @@ def test_the_misfit_of_tops_takes_no_marginals(monkeypatch):
         found.misfit(y + 1.0)
 
 
-def test_gradient_is_that_of_differences(monkeypatch):
-    form, series = state_space(KERNELS["product"]), awkward(300, 0.1)
+@pytest.mark.parametrize("name", ["product", "trend"])
+def test_gradient_is_that_of_differences(name):
+    form, series = state_space(KERNELS[name]), awkward(300, 0.1)
     level = form.parameters()
     gradient = dense_evidence(form.at(), *series).parameter_gradient
     for i, slope in enumerate(gradient.tolist()):
@@ -150,7 +161,7 @@ def test_what_this_route_leaves_to_others():
     unset = weight.index_fill(0, torch.tensor([7]), 0.0)
     for other in (negative, unset, 1e7 * weight, weight * torch.nan):
         assert dense_evidence(dynamics, gaps, beta + 1e-3, other, None) is None
-    for kernel in (RBF(), Matern(), LocalLinearTrend(origin=-1.0) + KERNELS["oscillators"]):
+    for kernel in (RBF(), Matern()):
         assert (
             dense_evidence(dynamics_of(kernel), gaps.repeat(9), *[beta.repeat(9)] * 2, None) is None
         )

@@ -14,8 +14,9 @@ from skgp.kernels import LocalLinearTrend
 from skgp.kernels.expression import summands
 from skgp.learning.markov import objectives
 from skgp.learning.markov.objectives import Component
-from skgp.learning.markov.seasons import _gains, _lomb, propose_seasons
+from skgp.learning.markov.seasons import propose_seasons
 from skgp.learning.markov.structure import Backgrounds
+from skgp.learning.markov.waves import Waves, gains_of, lomb
 from skgp.likelihoods import Gaussian
 
 
@@ -63,8 +64,29 @@ def test_gains_are_ratios_of_likelihoods(n):
     for each in f:
         wave = np.cos(2 * np.pi * each * t), np.sin(2 * np.pi * each * t)
         expected.append(max(log_likelihood(V, *wave) for V in covariances) - without)
-    found = _gains(t - t[0], y, f, lambda t, y: (series, backgrounds))
+    found = gains_of(t - t[0], y, f, lambda t, y: (series, backgrounds))
     np.testing.assert_allclose(found, expected, rtol=1e-8)
+
+
+@pytest.mark.parametrize("times", ["regular", "irregular", "business days"])
+def test_gains_of_a_grid_that_matter_are_exact(times):
+    rng, t = np.random.default_rng(0), np.arange(300.0)
+    if times == "irregular":
+        t = np.sort(rng.uniform(0, 300, 300))
+    if times == "business days":
+        t = t[t % 7 < 5]
+    y = np.sin(2 * np.pi * t / 7) + 0.5 * np.cos(2 * np.pi * t / 40) + rng.standard_normal(len(t))
+    kernels = 3.0 * Matern(2.0, nu=0.5), 0.1 * Matern(30.0, nu=0.5)
+    backgrounds = [(Component(kernel).dynamics(), 0.5) for kernel in kernels]
+    series = make_series(torch.tensor(t), torch.tensor(y))
+    given = t - t[0], y, lambda t, y: (series, backgrounds)
+    f = np.arange(8, 600) / (4 * t[-1])
+    found, exact = gains_of(given[0], y, f, given[2]), Waves(*given).gains(f)
+    matter = (exact > 6) | (f * t[-1] <= 12)
+    assert matter.sum() > 45
+    np.testing.assert_allclose(found[matter], exact[matter], rtol=1e-9)
+    assert np.abs(found - exact).max() < 1.5  # half the step's frequency has a cosine alone
+    assert 0 < np.abs(found - exact).mean() < 0.05
 
 
 @pytest.mark.parametrize("n", [60, 150])
@@ -141,13 +163,13 @@ def test_noise_and_slow_motion_have_no_period():
 def test_the_periodogram_is_what_least_squares_explains(irregular):
     rng = np.random.default_rng(0)
     t = np.sort(rng.uniform(0, 80, 80)) if irregular else np.arange(80.0)
-    y, frequencies = rng.standard_normal(80), np.array([0.003, 0.11, 0.37, 0.5 - 1e-3, 0.5])
+    y, frequencies = rng.standard_normal(80), np.linspace(0.002, 0.5, 167)
     explained = []
     for f in frequencies:
         wave = np.stack([np.cos(2 * np.pi * f * t), np.sin(2 * np.pi * f * t)], 1)
         left = y - wave @ np.linalg.lstsq(wave, y, rcond=1e-9)[0]
         explained.append(0.5 * (y @ y - left @ left))
-    np.testing.assert_allclose(_lomb(t, y, frequencies), explained, rtol=1e-6)
+    np.testing.assert_allclose(lomb(t, y, frequencies), explained, rtol=1e-6)
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2, 3])
