@@ -179,10 +179,11 @@ class _HeldOut:
 
     def latent(self, trial: _Trial) -> Tensor | None:
         """f (n, c) of all observations, as predicted and at the mode of the others, if of all."""
-        if len(trial.problem.data) < len(self.rest):
+        at_others = trial.problem.start
+        if at_others is None or len(at_others) < len(self.rest):
             return None
         f = trial.mean.new_empty(len(self._held), trial.mean.shape[1])
-        f[self._held], f[~self._held] = trial.mean, trial.problem.start
+        f[self._held], f[~self._held] = trial.mean, at_others
         return f
 
     def _chosen(self, trials: list[_Trial]) -> _Trial:
