@@ -90,7 +90,7 @@ class _Round:
 
 @dataclass(frozen=True)
 class Rounds:
-    """How many points are drawn, when they are enough, and who hears of it."""
+    """How many points are drawn, when they are enough, and the callback."""
 
     n_points: int = 256  # a round; even
     max_rounds: int = 20
@@ -299,8 +299,8 @@ def _refitted(
     weight is dropped.
     """
     x, p = samples.points, samples.points.shape[1]
-    # p (p + 1) / 2 numbers are fitted; 5 points for each direction keep their noise harmless.
-    enough = min(10 + 5 * p, 0.5 * len(x))
+    # p (p + 1) / 2 numbers are fitted.
+    enough = min(10 + tuned.POINTS_A_DIRECTION * p, 0.5 * len(x))
     squares = (x - samples.mean) ** 2 / np.maximum(samples.covariance.diagonal(), tuned.TINY)
     log_weights = _tempered(samples.log_weights + np.log1p(squares.max(axis=1)), enough)
     terms = np.stack([q.log_density(x) for q in mixture]) + np.log(shares / shares.sum())[:, None]
@@ -322,11 +322,11 @@ def _fitted(
 ) -> StudentT:
     """A component of the moments of points x (n, p) of weights (n,).
 
-    Where these are fewer than 2.5 for each direction, their covariance, of a rank no higher than
-    their number, is shrunk to the one that the component has.
+    Where these are fewer than half of what a direction needs, times p, their covariance, of a rank
+    no higher than their number, is shrunk to the one that the component has.
     """
     mean, covariance = _moments(x, weights)
-    share = min(1.0, n_effective / (2.5 * x.shape[1]))
+    share = min(1.0, n_effective / (0.5 * tuned.POINTS_A_DIRECTION * x.shape[1]))
     if share < 1.0:
         covariance = share * covariance + (1 - share) * (q.factor @ q.factor.T) / tuned.SCALE**2
     return _proposal(mean, covariance, 1, df)
