@@ -38,7 +38,7 @@ class Blocks(Protocol):
         """Sum of an additive statistic of every block, anything with ``+``.
 
         Neighbouring blocks are added first, then pairs of pairs, so that the sum has the same
-        rounding whoever works it out. `callback` hears of the rows read. The sum is of all blocks
+        rounding whoever works it out. `callback` is told of the rows read. The sum is of all blocks
         whatever it returns: that of some is no statistic of the observations. What raises, raises.
         """
 
@@ -186,7 +186,7 @@ class DaskBlocks:
         return sum(self.lengths)
 
     def sum(self, statistic: Callable[[Data], Any], callback: Progress | None = None) -> Any:
-        """See `Blocks`; `callback` hears of it at the end."""
+        """See `Blocks`; `callback` is called at the end."""
         import dask
 
         shared, add = (
