@@ -177,7 +177,6 @@ def _multiply(left: Expansion, right: Expansion) -> Expansion:
         for a in left.components
         for b in right.components
     )
-    # a b - a' b' = (a - a') b + a' (b - b'), and no covariance exceeds its variance.
     for component in components:
         starts = [f for f in component.factors if not f.primitive.is_stationary]
         if starts and len(component.factors) > 1:
@@ -185,6 +184,7 @@ def _multiply(left: Expansion, right: Expansion) -> Expansion:
                 "kernel has a product with a LocalLinearTrend, which has no state-space form that "
                 "skgp knows; add the trend, or multiply it by constants alone."
             )
+    # a b - a' b' = (a - a') b + a' (b - b'), and no covariance exceeds its variance.
     error = left.error * (right.variance() + right.error) + left.variance() * right.error
     return Expansion(components, error)
 
