@@ -62,7 +62,6 @@ html_css_files = ["skgp.css"]
 html_theme_options = {
     "show_toc_level": 2,
     "navigation_with_keys": False,
-    "show_prev_next": False,
     "header_links_before_dropdown": 8,
     "navbar_align": "left",
     "navbar_end": ["theme-switcher"],

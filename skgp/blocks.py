@@ -18,7 +18,8 @@ import numpy as np
 import torch
 
 from skgp.data import Data
-from skgp.linalg.runtime import WithinBudget, one_thread
+from skgp.linalg.runtime import WithinBudget
+from skgp.linalg.threads import one_thread
 
 Progress = Callable[[int, dict], bool | None]
 
@@ -37,7 +38,7 @@ class Blocks(Protocol):
         """Sum of an additive statistic of every block, anything with ``+``.
 
         Neighbouring blocks are added first, then pairs of pairs, so that the sum has the same
-        rounding whoever works it out. `callback` hears of the rows read. The sum is of all blocks
+        rounding whoever works it out. `callback` is told of the rows read. The sum is of all blocks
         whatever it returns: that of some is no statistic of the observations. What raises, raises.
         """
 
@@ -185,7 +186,7 @@ class DaskBlocks:
         return sum(self.lengths)
 
     def sum(self, statistic: Callable[[Data], Any], callback: Progress | None = None) -> Any:
-        """See `Blocks`; `callback` hears of it at the end."""
+        """See `Blocks`; `callback` is called at the end."""
         import dask
 
         shared, add = (

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from _dlm_peers import mean_relative_error
-from qsgp import data_path
+from _runs import data_path
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel, Kernel, WhiteKernel
 from sklearn.preprocessing import StandardScaler
 

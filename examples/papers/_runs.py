@@ -1,7 +1,8 @@
-"""What scripts of this folder share: a process for each fit, and a row for each in a CSV file."""
+"""What scripts of this folder share: data, a process a fit, and a row a fit in a CSV file."""
 
 import csv
 import multiprocessing
+import resource
 import sys
 from collections.abc import Callable, Iterable
 from concurrent.futures import ProcessPoolExecutor
@@ -100,3 +101,19 @@ def some_rows(n: int, limit: int | None, seed: int = 0) -> np.ndarray:
     if limit is None or limit >= n:
         return np.arange(n)
     return np.sort(np.random.default_rng(seed).choice(n, limit, replace=False))
+
+
+def data_path(folder: Path, name: str) -> Path:
+    """The file of a data set."""
+    return folder / f"{name}.npz"
+
+
+def split_masks(test_mask: np.ndarray) -> np.ndarray:
+    """Test rows of every split, (n, splits)."""
+    return test_mask.reshape(len(test_mask), -1)
+
+
+def peak_gigabytes() -> float:
+    """Largest resident set of this process so far."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak / (1e9 if sys.platform == "darwin" else 1e9 / 1024)  # macOS counts bytes

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from qsgp import data_path
+from _runs import data_path
 from torch import Tensor
 
 from skgp.inference.markov.inducing import fit_inducing

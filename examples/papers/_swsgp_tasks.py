@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from qsgp import data_path, peak_gigabytes
+from _runs import data_path, peak_gigabytes
 from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import ConstantKernel, Kernel, Matern, WhiteKernel
 from sklearn.preprocessing import StandardScaler

@@ -64,8 +64,7 @@ from _dlm_tasks import (
     sizes_for,
     test_scores,
 )
-from _runs import Results, Row
-from qsgp import data_path, peak_gigabytes
+from _runs import Results, Row, data_path, peak_gigabytes
 
 KEYS = ("data", "method", "size", "repetition", "kernel", "params")
 VALUES = ("n_test", "nll", "loss", "beta", "n_iter", "fit_seconds", "peak_gb")

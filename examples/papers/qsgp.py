@@ -22,18 +22,15 @@ figures are; ``--units`` prints either.
 """
 
 import argparse
-import csv
 import json
-import multiprocessing
-import resource
 import sys
 import time
 from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
+from _runs import Results, Row, data_path, peak_gigabytes, split_masks
 
 # Section I.1 and I.2 of the paper for the sgd methods.
 FOURIER_SGD = {
@@ -115,17 +112,8 @@ PAPER: dict[str, dict[str, tuple[str, str, str]]] = {
     },
 }
 
-
-class Job(NamedTuple):
-    """One fit; as strings these fields are also its key in the CSV file."""
-
-    data: str
-    method: str
-    split: int
-    params: str  # JSON of the constructor's arguments
-
-
-RESULTS = (
+KEYS = ("data", "method", "split", "params")
+VALUES = (
     "n_train",
     "n_features",
     "solver",
@@ -145,22 +133,9 @@ def main() -> int:
     """Compute the rows that are missing, print the table; 1 if some fit failed."""
     args = parse_arguments()
     jobs = list(all_jobs(args))
-    done = read_rows(args.csv)
-    failed = 0
-    for job in jobs:
-        if key(job) not in done:
-            print(f"{job.data} split {job.split} {job.method} ...", flush=True)
-            try:
-                row = in_fresh_process(job, args.data_dir)
-            except Exception as error:  # the other fits are worth their rows whatever this one did
-                failed += 1
-                print(f"  failed: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
-                continue
-            append_row(args.csv, row)
-            done[key(job)] = {name: str(value) for name, value in row.items()}
-            rmse, mnlp = row["rmse_standardised"], row["mnlp_standardised"]
-            print(f"  RMSE {rmse:.4f}, MNLP {mnlp:.3f}, {row['fit_seconds']:.1f} s", flush=True)
-    print_tables(jobs, done, args.units)
+    results = Results(args.csv, KEYS, VALUES)
+    failed = results.compute(jobs, run, args.data_dir)
+    print_tables([row for job in jobs if (row := results.find(job))], args.units)
     return int(failed > 0)
 
 
@@ -183,7 +158,7 @@ def parse_arguments() -> argparse.Namespace:
     return args
 
 
-def all_jobs(args: argparse.Namespace) -> Iterator[Job]:
+def all_jobs(args: argparse.Namespace) -> Iterator[Row]:
     """One job a data set, method and split, in the order of the table."""
     for data in args.data:
         with np.load(data_path(args.data_dir, data)) as arrays:
@@ -193,35 +168,26 @@ def all_jobs(args: argparse.Namespace) -> Iterator[Job]:
             if args.max_iter is not None and params.get("solver") == "sgd":
                 params["max_iter"] = args.max_iter
             for split in range(min(args.splits, n_splits)):
-                yield Job(data, method, split, json.dumps(params, sort_keys=True))
+                yield {
+                    "data": data,
+                    "method": method,
+                    "split": split,
+                    "params": json.dumps(params, sort_keys=True),
+                }
 
 
-def data_path(folder: Path, name: str) -> Path:
-    return folder / f"{name}.npz"
-
-
-def split_masks(test_mask: np.ndarray) -> np.ndarray:
-    """Test rows of every split, (n, splits)."""
-    return test_mask.reshape(len(test_mask), -1)
-
-
-def in_fresh_process(job: Job, folder: Path) -> dict[str, Any]:
-    """Run one fit in a new interpreter: its peak memory is then its own, and freed at the end."""
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(max_workers=1, mp_context=context) as pool:
-        return pool.submit(run, job, folder).result()
-
-
-def run(job: Job, folder: Path) -> dict[str, Any]:
-    """Fit, predict and score; the row of the CSV file."""
+def run(job: Row, folder: Path) -> Row:
+    """Fit, predict and score; the values of the row of the CSV file."""
     # Here and not above: on Linux a child's peak starts at its parent's, which so stays small.
     from skgp import QSGPRegressor
 
-    with np.load(data_path(folder, job.data)) as arrays:
-        test = split_masks(arrays["test_mask"])[:, job.split].astype(bool)
+    with np.load(data_path(folder, job["data"])) as arrays:
+        test = split_masks(arrays["test_mask"])[:, job["split"]].astype(bool)
         X, y = arrays["X"].astype(np.float64), arrays["y"].astype(np.float64)
     start = time.perf_counter()
-    model = QSGPRegressor(random_state=job.split, **json.loads(job.params)).fit(X[~test], y[~test])
+    model = QSGPRegressor(random_state=job["split"], **json.loads(job["params"])).fit(
+        X[~test], y[~test]
+    )
     fitted = time.perf_counter()
     rmse = np.sqrt(np.mean((y[test] - model.predict(X[test])) ** 2))
     mnlp = -np.mean(model.log_predictive_density(X[test], y[test]))
@@ -241,50 +207,18 @@ def run(job: Job, folder: Path) -> dict[str, Any]:
         time.perf_counter() - fitted,
         peak_gigabytes(),
     )
-    return {**job._asdict(), **dict(zip(RESULTS, results, strict=True))}
+    return dict(zip(VALUES, results, strict=True))
 
 
-def peak_gigabytes() -> float:
-    """Largest resident set of this process so far."""
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak / (1e9 if sys.platform == "darwin" else 1e9 / 1024)  # macOS counts bytes
-
-
-def key(row: Job | dict[str, str]) -> tuple[str, ...]:
-    """What tells one fit from another."""
-    fields = row._asdict() if isinstance(row, Job) else row
-    return tuple(str(fields[name]) for name in Job._fields)
-
-
-def read_rows(path: Path) -> dict[tuple[str, ...], dict[str, str]]:
-    """The rows that are there already, by their keys."""
-    if not path.is_file():
-        return {}
-    with path.open(newline="", encoding="utf-8") as file:
-        return {key(row): row for row in csv.DictReader(file)}
-
-
-def append_row(path: Path, row: dict[str, Any]) -> None:
-    """Add one row, and the header to a new file."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    new = not path.is_file()
-    with path.open("a", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, [*Job._fields, *RESULTS])
-        if new:
-            writer.writeheader()
-        writer.writerow(row)
-
-
-def print_tables(jobs: list[Job], done: dict[tuple[str, ...], dict[str, str]], units: str) -> None:
+def print_tables(rows: list[dict[str, str]], units: str) -> None:
     """As the paper: mean and deviation of the RMSE over splits, MNLP of the first split."""
-    for data in dict.fromkeys(job.data for job in jobs):
+    for data in dict.fromkeys(row["data"] for row in rows):
         print(f"\n{data}, y {units}")
         print(f"  {'':<30}{'RMSE':>16}{'MNLP':>9}{'in 95%':>8}{'fit':>9}{'peak':>8}  splits")
-        for method in dict.fromkeys(job.method for job in jobs):
-            wanted = [key(job) for job in jobs if (job.data, job.method) == (data, method)]
-            rows = [done[fit] for fit in wanted if fit in done]
-            if rows:
-                print(f"  {method:<30}{table_line(rows, units)}")
+        of_data = [row for row in rows if row["data"] == data]
+        for method in dict.fromkeys(row["method"] for row in of_data):
+            of_method = [row for row in of_data if row["method"] == method]
+            print(f"  {method:<30}{table_line(of_method, units)}")
         for model, (rmse, mnlp, hours) in PAPER.get(data, {}).items():
             print(f"  {'paper, ' + model:<30}{rmse:>16}{mnlp:>9}{'':>8}{hours:>9}")
 

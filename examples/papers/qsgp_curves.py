@@ -32,8 +32,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from _runs import Results, Row, some_rows
-from qsgp import data_path, peak_gigabytes, split_masks
+from _runs import Results, Row, data_path, peak_gigabytes, some_rows, split_masks
 
 SIZES = (10_000, 100_000, 1_000_000, 10_000_000)
 #: Of an iteration, and the learning rate: the paper's batches, and rates that were hardly tuned.

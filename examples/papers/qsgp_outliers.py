@@ -24,8 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from _runs import Results, Row, some_rows
-from qsgp import data_path, peak_gigabytes, split_masks
+from _runs import Results, Row, data_path, peak_gigabytes, some_rows, split_masks
 
 METHODS: dict[str, dict[str, Any]] = {
     "gaussian": {},

@@ -31,8 +31,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from _runs import Results, Row
-from qsgp import peak_gigabytes
+from _runs import Results, Row, peak_gigabytes
 
 STOCHASTIC: dict[str, dict[str, Any]] = {
     "stochastic": {},

@@ -42,13 +42,13 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+from _runs import data_path
 from _s2vgp_additive import delays
 from _s2vgp_figures import draw
 from _s2vgp_optimisers import classification, optimisers
 from _s2vgp_series import solar, speech
 from _s2vgp_study import Row, Study
 from _s2vgp_warp import warping
-from qsgp import data_path
 
 STUDIES: dict[str, Callable[[Path, bool], Study]] = {
     "solar": solar,

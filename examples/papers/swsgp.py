@@ -48,9 +48,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from _runs import Results, Row
+from _runs import Results, Row, data_path
 from _swsgp_tasks import BATCHES, KINDS, LOSSES, NEIGHBORS, run
-from qsgp import data_path
 
 KEYS = ("study", "data", "method", "m", "h", "repetition", "limit", "params")
 TIMES = ("fit_seconds", "iteration_ms", "row_ms", "peak_gb")

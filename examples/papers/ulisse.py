@@ -43,13 +43,13 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+from _runs import data_path
 from _s2vgp_study import Study
 from _ulisse_chains import figure5, figure6
 from _ulisse_figures import draw
 from _ulisse_gradients import figure4
 from _ulisse_problem import load_problem
 from _ulisse_systems import figure2, figure3
-from qsgp import data_path
 from s2vgp import print_tables, write_tables
 
 FIGURES: dict[int, Callable[..., Study]] = {

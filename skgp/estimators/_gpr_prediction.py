@@ -25,7 +25,8 @@ from skgp.inference.dense import covariance, posterior_mean, variance
 from skgp.kernels.training import cross_gram, training_gram
 from skgp.learning.evidence import TargetsEvidence
 from skgp.linalg import NumericalWarning, warn_caller
-from skgp.linalg.runtime import one_thread, tile_rows
+from skgp.linalg.runtime import tile_rows
+from skgp.linalg.threads import one_thread
 
 
 class RegressorPredictions(RegressorFunctions):

@@ -73,8 +73,8 @@ OUTLYING = 10.0
 # for y of unit variance, finds noise alone: error 1.1 instead of .14.
 MOST_WEIGHT = 100.0
 
-# ---- state space, covariances within stretches
-# Exponents of decay: of a gap over which all is forgotten (1e-16), and of a whole stretch, where
+# ---- state space, covariances within intervals
+# Exponents of decay: of a gap over which all is forgotten (1e-16), and of a whole interval, where
 # squares of exp are finite: eight such gaps. Terms that add up to covariances, in units of these.
 FORGOTTEN, MOST_DECAY, LARGEST_TERM = 37.0, 300.0, 1e2
 

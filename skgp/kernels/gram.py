@@ -20,7 +20,8 @@ from sklearn.gaussian_process.kernels import (
 from torch import Tensor
 
 from skgp.linalg.defaults import ENTRY
-from skgp.linalg.runtime import asks_for_gradients, large_operation
+from skgp.linalg.runtime import asks_for_gradients
+from skgp.linalg.threads import large_operation
 
 from .defaults import PIECE
 from .distances import METRICS, Metric, correct_far_, exp_decay_, scaled_inputs

@@ -1,18 +1,7 @@
-r"""The leaves of kernel expressions: one class a kernel, which owns all its evaluations.
+"""The leaves of kernel expressions: one class a kernel, which owns all its evaluations.
 
-A stationary leaf is a function k(s) of :math:`s = \sum_d (x_d - z_d)^2` between inputs divided by
-the length scale (Matern: by :math:`\ell / \sqrt{2 \nu}`); r is the root of s, and
-:math:`t = s / 2 \alpha`. Inputs are centred first, so that data far from the origin lose no digits.
-
-======================  ==========================  =================================
-Kernel                  :math:`k(s)`                :math:`k'(s)`
-======================  ==========================  =================================
-RBF                     :math:`e^{-s/2}`            :math:`-k / 2`
-Matern 1/2              :math:`e^{-r}`              :math:`-e^{-r} / 2 r`
-Matern 3/2              :math:`(1+r) e^{-r}`        :math:`-e^{-r} / 2`
-Matern 5/2              :math:`(1+r+s/3) e^{-r}`    :math:`-(1+r) e^{-r} / 6`
-RationalQuadratic       :math:`(1+t)^{-\alpha}`     :math:`-k / 2 (1+t)`
-======================  ==========================  =================================
+Stationary leaves are functions of the squared distance (:mod:`.profiles`). Inputs are centred
+first, so that data far from the origin lose no digits.
 
 A new leaf is a class here and an entry in `LEAVES`.
 """
@@ -24,7 +13,6 @@ from collections.abc import Callable
 
 import numpy as np
 import torch
-from scipy import special
 from sklearn.gaussian_process.kernels import (
     RBF,
     ConstantKernel,
@@ -38,16 +26,16 @@ from torch import Tensor
 
 from .distances import (
     Metric,
-    SafeRoot,
     by_differences_where_near,
     correct_far_,
     exp_decay_,
     scaled_inputs,
 )
+from .profiles import PROFILES, Profile, matern32, matern52
+from .special import gamma_quantile, harmonic_weight, scaled_bessel
 from .specs import SHO, Cosine, LocalLinearTrend, check_one_column
 
 Params = dict[str, Tensor]
-Profile = Callable[[Tensor, float], tuple[Tensor, Tensor]]  # of s, which it may overwrite: k and k'
 Rows = Callable[[int, int, np.random.Generator], Tensor]  # standard Gaussian ones
 Draws = tuple[Tensor, ...]
 
@@ -104,7 +92,7 @@ class _RBF(Leaf):
         return metric.squared(*scaled_inputs(X, Z, params["length_scale"])).mul_(-0.5).exp_()
 
     def profile(self, kernel, params):
-        return _rbf_profile, 1.0
+        return PROFILES[math.inf], 1.0
 
     def draw(self, kernel, params, count, d, rows, rng):
         return (rows(count, d, rng),)
@@ -118,8 +106,8 @@ class _Matern(_RBF):
         A, B, same = scaled_inputs(X, Z, params["length_scale"] / math.sqrt(2 * nu))
         if nu == 0.5:
             return torch.exp(-metric.root(A, B, same))
-        profile = _Matern32 if nu == 1.5 else _Matern52
-        return profile.apply(metric.squared(A, B, same))
+        profile = matern32 if nu == 1.5 else matern52
+        return profile(metric.squared(A, B, same))
 
     def tile(self, kernel, params, X, Z, out):
         nu = kernel.nu
@@ -138,7 +126,7 @@ class _Matern(_RBF):
 
     def profile(self, kernel, params):
         nu = kernel.nu
-        return _PROFILES[nu], 1.0 if nu == math.inf else math.sqrt(2 * nu)
+        return PROFILES[nu], 1.0 if nu == math.inf else math.sqrt(2 * nu)
 
     def draw(self, kernel, params, count, d, rows, rng):
         """Multivariate t with 2 nu degrees of freedom: Gaussian / sqrt(chi^2_{2 nu} / (2 nu))."""
@@ -183,7 +171,7 @@ class _RationalQuadratic(Leaf):
         It follows from (1 + r^2 / (2 alpha l^2))^{-alpha} = E[exp(-tau r^2 / (2 l^2))].
         """
         gaussian, level = draws
-        mixing = _GammaQuantile.apply(params["alpha"], level) / params["alpha"]
+        mixing = gamma_quantile(params["alpha"], level) / params["alpha"]
         return gaussian * mixing.sqrt() / params["length_scale"], None
 
 
@@ -224,7 +212,7 @@ class _ExpSineSquared(Leaf):
         """Harmonics do not move with the length scale: their weights do."""
         harmonic, probability = draws
         z = params["length_scale"] ** -2
-        weight = _HarmonicWeight.apply(z, harmonic[:, 0].abs()) / probability
+        weight = harmonic_weight(z, harmonic[:, 0].abs()) / probability
         return harmonic * (2 * math.pi / params["periodicity"]), weight
 
 
@@ -330,75 +318,6 @@ def squared_exponential(kernel: Kernel) -> bool:
     return type(kernel) is RBF or (type(kernel) is Matern and kernel.nu == math.inf)
 
 
-# Profiles -----------------------------------------------------------------------------------------
-
-
-def _rbf_profile(s: Tensor, floor: float) -> tuple[Tensor, Tensor]:
-    k = exp_decay_(s.mul_(-0.5))
-    return k, k * -0.5
-
-
-def _matern12(s: Tensor, floor: float) -> tuple[Tensor, Tensor]:
-    # k' grows without bound towards 0, where (a - b)^2 k' vanishes; and a root magnifies rounding.
-    far = s > floor
-    r = s.mul_(far).sqrt_()
-    k = exp_decay_(-r)
-    return k, torch.where(far, k / r.mul_(-2), 0.0)
-
-
-def _matern32(s: Tensor, floor: float) -> tuple[Tensor, Tensor]:
-    r = s.sqrt_()
-    decay = exp_decay_(-r)
-    return torch.addcmul(decay, decay, r), decay * -0.5
-
-
-def _matern52(s: Tensor, floor: float) -> tuple[Tensor, Tensor]:
-    r = s.sqrt()
-    decay = exp_decay_(-r)
-    linear = r.add_(1).mul_(decay)  # (1 + r) exp(-r)
-    return torch.addcmul(linear, s, decay, value=1 / 3), linear / -6
-
-
-_PROFILES: dict[float, Profile] = {  # mathematical: by nu
-    0.5: _matern12,
-    1.5: _matern32,
-    2.5: _matern52,
-    math.inf: _rbf_profile,
-}
-
-
-class _Matern32(torch.autograd.Function):
-    """(1 + s) exp(-s) as a function of s^2, whose derivative -exp(-s) / 2 is free of 0 / 0."""
-
-    @staticmethod
-    def forward(ctx, squared):
-        ctx.save_for_backward(squared)
-        s = squared.sqrt()
-        decay = torch.exp(-s)
-        return torch.addcmul(decay, decay, s)
-
-    @staticmethod
-    def backward(ctx, grad):
-        (squared,) = ctx.saved_tensors
-        return grad * torch.exp(-SafeRoot.apply(squared)) * -0.5
-
-
-class _Matern52(torch.autograd.Function):
-    """(1 + s + s^2/3) exp(-s) as a function of s^2, with derivative -(1 + s) exp(-s) / 6."""
-
-    @staticmethod
-    def forward(ctx, squared):
-        ctx.save_for_backward(squared)
-        s = squared.sqrt()
-        polynomial = torch.add(s, squared, alpha=1 / 3).add_(1)
-        return polynomial.mul_(s.neg_().exp_())
-
-    @staticmethod
-    def backward(ctx, grad):
-        (squared,) = ctx.saved_tensors
-        return grad * _Matern32.apply(squared) * (-1 / 6)
-
-
 def _tile_squared(
     X: Tensor, Z: Tensor, scale: Tensor, out: Tensor | None, near: bool = False
 ) -> Tensor:
@@ -409,61 +328,3 @@ def _tile_squared(
     right = torch.cat([B, torch.ones_like(b2), b2], 1)
     D = correct_far_(torch.matmul(left, right.T, out=out).clamp_min_(0), A, B, a2, b2)
     return by_differences_where_near(D, A, B, a2[:, 0]) if near else D
-
-
-# Spectra ------------------------------------------------------------------------------------------
-
-
-class _GammaQuantile(torch.autograd.Function):
-    """Quantile of Gamma(alpha, 1) at given levels, differentiable in alpha."""
-
-    @staticmethod
-    def forward(ctx, alpha, level):
-        ctx.save_for_backward(alpha, level)
-        return _gamma_quantile(alpha, level, 0.0)
-
-    @staticmethod
-    def backward(ctx, grad):
-        alpha, level = ctx.saved_tensors
-        # No closed form; a central difference of an accurate quantile is good to 1e-8.
-        step = 1e-4
-        rise = _gamma_quantile(alpha, level, step) - _gamma_quantile(alpha, level, -step)
-        return (grad * rise).sum() / (2 * step * alpha), None
-
-
-def _gamma_quantile(alpha: Tensor, level: Tensor, relative_step: float) -> Tensor:
-    shape = alpha.item() * (1 + relative_step)
-    quantile = special.gammaincinv(shape, level.cpu().numpy())
-    # A tiny alpha sends quantiles below the smallest double; 0 would spoil the square root's slope.
-    return torch.from_numpy(np.maximum(quantile, 1e-300)).to(level.device)
-
-
-class _HarmonicWeight(torch.autograd.Function):
-    """(2 - [k = 0]) exp(-z) I_k(z), differentiable in z."""
-
-    @staticmethod
-    def forward(ctx, z, harmonic):
-        ctx.save_for_backward(z, harmonic)
-        return torch.from_numpy(_harmonic_weight(z, harmonic)[0]).to(harmonic.device)
-
-    @staticmethod
-    def backward(ctx, grad):
-        z, harmonic = ctx.saved_tensors
-        slope = torch.from_numpy(_harmonic_weight(z, harmonic)[1]).to(harmonic.device)
-        return (grad * slope).sum(), None
-
-
-def scaled_bessel(order: np.ndarray, z: float) -> np.ndarray:
-    """exp(-z) I_k(z) of orders k; above z = 1e9, where SciPy has none, by DLMF 10.40.1."""
-    if z < 1e9:
-        return special.ive(order, z)
-    return np.exp((1 - 4.0 * order**2) / (8 * z)) / math.sqrt(2 * math.pi * z)
-
-
-def _harmonic_weight(z: Tensor, harmonic: Tensor) -> tuple[np.ndarray, np.ndarray]:
-    k, argument = harmonic.cpu().numpy(), z.item()
-    multiple = np.where(k == 0, 1.0, 2.0)
-    value = scaled_bessel(k, argument)
-    # I_k' = (I_{k-1} + I_{k+1}) / 2, and I_{-1} = I_1.
-    slope = (scaled_bessel(np.abs(k - 1), argument) + scaled_bessel(k + 1, argument)) / 2 - value
-    return multiple * value, multiple * slope

@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from functools import cached_property, reduce
-from itertools import accumulate, pairwise, repeat
+from itertools import accumulate, chain, pairwise, repeat
 from typing import Any
 
 import numpy as np
@@ -323,11 +323,7 @@ class Dynamics:
             self.require_stationary("a covariance of lags")
         parts = (block.covariance(lags, since, of_form=of_form) for _, block in self.blocks)
         values, rates, shapes = zip(*parts, strict=True)
-        return reduce(np.add, values), [
-            *values,
-            *(each for part in rates for each in part),
-            *(each for part in shapes for each in part),
-        ]
+        return reduce(np.add, values), [*values, *chain(*rates, *shapes)]
 
     def transition_gradient(self, gaps: Tensor, F_bar: Tensor, Q_bar: Tensor) -> Tensor:
         r"""Contraction of the transition's derivatives, summed over gaps (n,); (q,).

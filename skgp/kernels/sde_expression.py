@@ -41,7 +41,6 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from scipy import special
 from sklearn.gaussian_process.kernels import (
     RBF,
     ConstantKernel,
@@ -59,18 +58,18 @@ from torch import Tensor
 from .defaults import CENTRE, LEAST_LOG, MAX_GRID, MAX_HARMONICS, TOLERANCE
 from .expression import Node
 from .hyperparameters import children_of
-from .leaves import scaled_bessel
+from .sde_oscillator import OSCILLATOR
 from .sde_processes import (
     INTEGRATED,
     LINE,
     MATERN12,
     MATERN32,
     MATERN52,
-    OSCILLATOR,
     ROTATION,
     Primitive,
 )
 from .sde_rational import GAUSSIAN4, GAUSSIAN6, GAUSSIANS, Rational
+from .special import log_harmonics, scaled_bessel
 from .specs import SHO, ActiveDims, Cosine, LocalLinearTrend
 
 SUPPORTED = (
@@ -178,7 +177,6 @@ def _multiply(left: Expansion, right: Expansion) -> Expansion:
         for a in left.components
         for b in right.components
     )
-    # a b - a' b' = (a - a') b + a' (b - b'), and no covariance exceeds its variance.
     for component in components:
         starts = [f for f in component.factors if not f.primitive.is_stationary]
         if starts and len(component.factors) > 1:
@@ -186,6 +184,7 @@ def _multiply(left: Expansion, right: Expansion) -> Expansion:
                 "kernel has a product with a LocalLinearTrend, which has no state-space form that "
                 "skgp knows; add the trend, or multiply it by constants alone."
             )
+    # a b - a' b' = (a - a') b + a' (b - b'), and no covariance exceeds its variance.
     error = left.error * (right.variance() + right.error) + left.variance() * right.error
     return Expansion(components, error)
 
@@ -318,7 +317,7 @@ def harmonics(z: Tensor, last: int) -> tuple[Tensor, float]:
     z is length_scale**-2; gradients flow to it. The bound is twice the mass left out: what the cut
     and the scaling can each differ by.
     """
-    log_weights = _LogHarmonics.apply(z, last)
+    log_weights = log_harmonics(z, last)
     return log_weights - torch.logsumexp(log_weights, 0), 2 * _missing_mass(z.item(), last)
 
 
@@ -334,28 +333,6 @@ def _missing_mass(z: float, last: int) -> float:
     # I_j(z) falls like exp(-j^2 / (2 z)) for j < z and like (z / 2)^j / j! beyond.
     j = np.arange(last + 1, last + 41 + math.ceil(9 * min(math.sqrt(z), 1e4)))
     return 2 * float(scaled_bessel(j, z).sum())
-
-
-class _LogHarmonics(torch.autograd.Function):
-    """log of (2 - [j = 0]) I_j(z), j = 0..last, up to a common term; differentiable in z once."""
-
-    @staticmethod
-    def forward(ctx, z, last):
-        j, value = np.arange(last + 2), z.item()
-        bessel = scaled_bessel(j, value)
-        # I_j(z) = (z/2)^j / j! (1 + ...), where it is too small for a float.
-        tiny = bessel < 1e-290
-        leading = j * math.log(value / 2) - special.gammaln(j + 1.0)
-        log_bessel = np.where(tiny, leading, np.log(np.where(tiny, 1.0, bessel)))
-        # I_j' / I_j = I_{j+1} / I_j + j / z
-        slope = np.exp(np.diff(log_bessel)) + j[:-1] / value
-        ctx.save_for_backward(z.new_tensor(slope))
-        return z.new_tensor(log_bessel[:-1] + math.log(2) * (j[:-1] > 0))
-
-    @staticmethod
-    def backward(ctx, grad):
-        (slope,) = ctx.saved_tensors
-        return (grad * slope).sum(), None
 
 
 def gamma_mixture(alpha: Tensor, n_nodes: int) -> tuple[Tensor, Tensor]:

@@ -1,4 +1,4 @@
-r"""Covariances of f within a stretch of time, given the state before it, as a product of low rank.
+r"""Covariances of f in an interval of time, given the state before it, as a product of low rank.
 
 At times :math:`\tau_1 \le \dots \le \tau_L` after a state :math:`s_0` of a stationary process
 
@@ -9,7 +9,7 @@ At times :math:`\tau_1 \le \dots \le \tau_L` after a state :math:`s_0` of a stat
 as :math:`Q = P_0 - F P_0 F^\top`: two vectors a point, of as many numbers as the state has, make
 what takes exponentials of all pairs. The first shrink and the second grow as the slowest and the
 fastest process forget; a gap over which a component has forgotten all is cut for that component,
-and a stretch must not be too long: of polynomials of a degree p, which Matern processes have,
+and an interval must not be too long: of polynomials of a degree p, which Matern processes have,
 products :math:`u_j v_i` of size one have terms of size :math:`r^{2p}`. Of a process that is not
 stationary :math:`v_i^\top = F(\tau_i)^{-1} Q(\tau_i) H^\top` has a form of its own.
 """
@@ -45,10 +45,10 @@ class Generators:
         self.n_states = start
 
     def clock(self, gaps: Tensor) -> list[Tensor] | None:
-        """Times of points after the starts of stretches, as each group of blocks sees them.
+        """Times of points after the starts of intervals, as each group of blocks sees them.
 
         From the gaps (c, L) before each point; (b, c, L), or (1, c, L) where no gap is cut. None if
-        a stretch is too long.
+        an interval is too long.
         """
         largest, clocks = float(gaps.max()), []
         for group in self._groups:
@@ -83,7 +83,7 @@ class Generators:
                 target.copy_(part.permute(2, 1, 0, 3))
 
     def ends(self, clocks: list[Tensor]) -> tuple[Tensor, Tensor]:
-        """Transitions F and Q over whole stretches, (c, d, d)."""
+        """Transitions F and Q over whole intervals, (c, d, d)."""
         c = clocks[0].shape[1]
         F, Q = clocks[0].new_zeros(2, c, self.n_states, self.n_states)
         for clock, group in zip(clocks, self._groups, strict=True):
@@ -113,7 +113,7 @@ class _Group:
         self.memory = torch.where(self._decay > 0, FORGOTTEN / self._decay, math.inf)
 
     def reaches(self, time: Tensor) -> bool:
-        """Whether stretches of some time, of each block (b,) or all (1,), are not too long."""
+        """Whether intervals of some length, of each block (b,) or all (1,), are not too long."""
         degree = self._rates.new_tensor([2.0 * (p.degree or 0) for p in self.primitives])
         terms = (self._rates * time[:, None]).clamp(min=1.0).pow(degree).prod(1)
         return bool(((terms <= LARGEST_TERM) & (self._decay * time <= MOST_DECAY)).all())

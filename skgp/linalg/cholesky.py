@@ -14,7 +14,7 @@ from torch import Tensor
 
 from skgp.linalg import NotPositiveDefiniteError
 from skgp.linalg.defaults import EIGENVALUE_ROWS, LARGE_RATIO
-from skgp.linalg.runtime import large_operation
+from skgp.linalg.threads import large_operation
 
 
 class CholeskyResult(NamedTuple):

@@ -27,7 +27,16 @@ from scipy.optimize import Bounds, minimize
 from torch import Tensor
 
 from skgp.linalg.runtime import Callback
-from skgp.optim.defaults import ARMIJO, HISTORY_NUMBERS, LONGEST_STEP, N_PAIRS, SHORTEST_STEP
+from skgp.optim.defaults import (
+    FIRST_STEP,
+    HISTORY_NUMBERS,
+    LEAST_CURVATURE,
+    LONGEST_STEP,
+    N_PAIRS,
+    REFUSAL,
+    SHORTEST_STEP,
+)
+from skgp.optim.line_search import falls_enough, held_at_bounds, shortening
 
 ValueAndGradient = Callable[[np.ndarray], tuple[float, np.ndarray]]
 
@@ -57,7 +66,7 @@ class _Refusing:
         self.n_evaluations += 1
         found = math.isfinite(self.best)
         least = self.best if found else 0.0
-        refusal = least + 1e3 * (1 + abs(least))
+        refusal = least + REFUSAL * (1 + abs(least))
         try:
             value, gradient = self._objective(x)
             usable = math.isfinite(value) and bool(np.isfinite(gradient).all())
@@ -194,7 +203,7 @@ def minimize_within(
     The start is moved inside the bounds (p, 2). `tol` is the relative fall of the loss in an
     iteration below which to stop, absolute below a loss of 1, `gtol` the greatest element of the
     projected gradient at which to; `refuse_far` bounds losses far above the best, which are those
-    of nearly singular covariances; `strict` passes an error at the start on; `tell` hears of the
+    of nearly singular covariances; `strict` passes an error at the start on; `tell` is told of the
     loss of each evaluation, and ends the search by True.
     """
     start = np.clip(start, bounds[:, 0], bounds[:, 1])
@@ -323,22 +332,19 @@ class _Searches:
         """Take the values and gradients at the trial points."""
         for j, i in enumerate(running):
             expected = float(self.gradient[i] @ (trial[j] - self.x[i]))
-            if value[j] <= self.value[i] + ARMIJO * min(expected, 0.0):
+            if falls_enough(value[j], self.value[i], expected):
                 s, y = trial[j] - self.x[i], gradient[j] - self.gradient[i]
                 self.x[i], self.value[i], self.gradient[i] = trial[j], value[j], gradient[j]
                 self._update(i, s, y)
                 self._direct(i)
             else:
-                # The parabola through the value and slope at x and the value of the trial.
-                excess = value[j] - self.value[i] - expected
-                best = -0.5 * expected / excess if math.isfinite(excess) and excess > 0 else 0.0
-                self._t[i] *= min(max(best, 0.1), 0.5)
+                self._t[i] *= shortening(value[j], self.value[i], expected)
                 self._ended[i] |= self._t[i] < SHORTEST_STEP
 
     def _update(self, i: int, s: np.ndarray, y: np.ndarray) -> None:
         """BFGS, [2]_ eq. (6.17); left out where the curvature along the step is not positive."""
         curvature = float(s @ y)
-        if curvature <= 1e-10 * float(np.sqrt((s @ s) * (y @ y))):
+        if curvature <= LEAST_CURVATURE * float(np.sqrt((s @ s) * (y @ y))):
             return
         if self._fresh[i]:
             self._H[i] *= curvature / float(y @ y)
@@ -349,13 +355,11 @@ class _Searches:
     def _direct(self, i: int) -> None:
         """The direction from the point reached, no longer than allowed."""
         g, x = self.gradient[i], self.x[i]
-        held = ((x <= self._low) & (g > 0)) | ((x >= self._high) & (g < 0))
-        free = ~held
+        free = ~held_at_bounds(x, g, self._low, self._high)
         d = np.zeros_like(g)
         d[free] = -self._H[i][np.ix_(free, free)] @ g[free]
         self._d[i], self._t[i] = d, 1.0
         self._slope[i] = float(g @ d)
         longest = np.abs(d).max(initial=0.0)
         if longest > LONGEST_STEP or (self._fresh[i] and longest > 0):
-            # Without any curvature seen, a first step of half a unit.
-            self._t[i] = min(1.0, (0.5 if self._fresh[i] else LONGEST_STEP) / longest)
+            self._t[i] = min(1.0, (FIRST_STEP if self._fresh[i] else LONGEST_STEP) / longest)

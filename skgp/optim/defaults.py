@@ -3,11 +3,15 @@
 # ---- Adam (loop.py)
 BLOCK = 2**15  # numbers of a parameter moved together: the four arrays of a step stay in cache
 
-# ---- searches side by side (bfgs.py)
+# ---- searches along a direction (line_search.py, bfgs.py, scoring.py)
 ARMIJO = 1e-4
+SHORTENED = 0.1, 0.5  # of a step refused, at least and at most
+FIRST_STEP = 0.5  # in each coordinate, without any curvature seen
+LEAST_CURVATURE = 1e-10  # cosine of a step and the change of the gradient that says something
 LONGEST_STEP = 2.0  # of a step, in each coordinate
 SHORTEST_STEP = 1e-10  # of t, below which a search has ended
 
 # ---- L-BFGS-B (bfgs.py)
 HISTORY_NUMBERS = 5e7  # floats that the curvature pairs may take
 N_PAIRS = 50
+REFUSAL = 1e3  # times the loss, above the best: what a refused point is given

@@ -72,7 +72,7 @@ class Adam:
                                           {\sqrt{v_t / (1 - \beta_2^t)} + \epsilon}
 
     The parameters are leaf tensors, changed in place, or groups ``{"params": [...], "lr": ...,
-    "eps": ...}`` with whatever else the caller wants to find in ``param_groups``. `lr` is for
+    "eps": ...}`` and other entries that ``param_groups`` is to hold. `lr` is for
     groups that name none; theirs may be set between steps.
     """
 
@@ -269,7 +269,7 @@ class TrainingLoop:
         self.history["learning_rate"].append(self.optimizer.param_groups[0]["lr"])
 
     def should_stop(self, iteration: int, loss: float) -> bool:
-        """Ask every rule, then the callback: each hears of every iteration."""
+        """Ask every rule, then the callback: each is called at every iteration."""
         answers = [rule(iteration, loss) for rule in self.stopping]
         if self.callback is not None:
             answers.append(self.callback(iteration, {"loss": loss}))

@@ -14,7 +14,8 @@ from collections.abc import Callable
 import numpy as np
 from scipy.linalg import lapack
 
-from skgp.optim.defaults import ARMIJO, LONGEST_STEP, SHORTEST_STEP
+from skgp.optim.defaults import LONGEST_STEP, SHORTEST_STEP
+from skgp.optim.line_search import falls_enough, held_at_bounds, shortening
 
 #: At x (p,): the loss, inf where it is not defined; its gradient (p,); and a function that returns
 #: the approximate Hessian (p, p), or None to keep the one before.
@@ -48,16 +49,14 @@ def minimize_scored(
         trial = np.minimum(np.maximum(x + t * d, low), high)
         value, at_trial, hessian = function(trial)
         expected = float(gradient @ (trial - x))
-        if value <= loss + ARMIJO * min(expected, 0.0):
+        if falls_enough(value, loss, expected):
             M = M if hessian is None else hessian()
             if overshoots:
                 M = _with_secant(M, trial - x, at_trial - gradient)
             x, loss, gradient = trial, value, at_trial
             d, slope, t = _step(M, x, gradient, low, high)
-        else:  # the parabola through the value and slope at x and the value of the trial
-            excess = value - loss - expected
-            best = -0.5 * expected / excess if math.isfinite(excess) and excess > 0 else 0.0
-            t, overshoots = t * min(max(best, 0.1), 0.5), True
+        else:
+            t, overshoots = t * shortening(value, loss, expected), True
         if tell(loss):
             break
     return x, loss
@@ -67,7 +66,7 @@ def _step(
     M: np.ndarray, x: np.ndarray, gradient: np.ndarray, low: np.ndarray, high: np.ndarray
 ) -> tuple[np.ndarray, float, float]:
     """Direction, slope along it, and the length to begin with."""
-    held = ((x <= low) & (gradient > 0)) | ((x >= high) & (gradient < 0))
+    held = held_at_bounds(x, gradient, low, high)
     if held.any():
         free, d = np.flatnonzero(~held), np.zeros_like(gradient)
         d[free] = -_solve(M[np.ix_(free, free)], gradient[free])

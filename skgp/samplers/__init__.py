@@ -16,17 +16,11 @@ from skgp.samplers.hmc import HMCResult, hamiltonian_monte_carlo
 from skgp.samplers.importance import (
     ImportanceSamples,
     Rounds,
-    StudentMixture,
-    StudentT,
     adaptive_importance_sampling,
 )
-from skgp.samplers.langevin import (
-    LangevinResult,
-    NoisyGradient,
-    PowerSchedule,
-    noise_ratio,
-    stochastic_langevin,
-)
+from skgp.samplers.langevin import LangevinResult, stochastic_langevin
+from skgp.samplers.langevin_steps import NoisyGradient, PowerSchedule, noise_ratio
+from skgp.samplers.student_t import StudentMixture, StudentT
 
 __all__ = [
     "SEGMENT",

@@ -13,6 +13,7 @@ LEAST_TAIL = 5  # weights: fewer do not determine the two parameters of a Pareto
 CHUNK = 16  # points of one job: the same for any number of workers
 FIRST_SCALE, SCALE = 1.1, 1.05  # of the factors of the first proposals, and of refitted ones
 LEAST_SHARE = 0.05  # of a round's other points, below which a component is dropped
+POINTS_A_DIRECTION = 5  # effective ones that keep the noise of a refitted covariance harmless
 TINY = 1e-300  # variance of points of one place
 EDGE = 1e-10  # quasi-random numbers keep this distance from 0 and 1
 

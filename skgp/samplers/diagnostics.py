@@ -32,7 +32,7 @@ from skgp.samplers import defaults as tuned
 
 @dataclass(frozen=True)
 class Run:
-    """How long several chains run, when they are done, and who hears of it."""
+    """How long several chains run, when they are done, and the callback."""
 
     n_chains: int = 4
     n_warmup: int = 50  # iterations that adapt the sampler, and are dropped

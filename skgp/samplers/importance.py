@@ -29,92 +29,19 @@ References
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import partial
 from typing import Any
 
 import numpy as np
-import torch
 from joblib import Parallel, delayed
-from scipy.special import chdtri, gammaln, logsumexp, ndtri
+from scipy.special import logsumexp
 
 from skgp.linalg.runtime import Callback, WithinBudget
 from skgp.samplers import defaults as tuned
 from skgp.samplers.diagnostics import cholesky_factor, effective_sample_size, pareto_k
+from skgp.samplers.student_t import StudentMixture, StudentT
 
 LogDensity = Callable[[np.ndarray], Any]
-
-
-@dataclass(frozen=True)
-class StudentT:
-    """Multivariate Student-t distribution; `factor` is the lower Cholesky factor of its scale."""
-
-    location: np.ndarray  # (p,)
-    factor: np.ndarray  # (p, p)
-    df: float
-
-    def log_density(self, x: np.ndarray) -> np.ndarray:
-        """Log-density of the rows of x (n, p), in nats; O(n p^2)."""
-        p, df = len(self.location), self.df
-        inverse, log_constant = self._inverse
-        z = (x - self.location) @ inverse.T
-        return log_constant - 0.5 * (df + p) * np.log1p((z**2).sum(axis=1) / df)
-
-    @cached_property
-    def _inverse(self) -> tuple[np.ndarray, float]:
-        """Inverse factor (p, p), and the log-density at the location."""
-        p, df = len(self.location), self.df
-        constant = gammaln((df + p) / 2) - gammaln(df / 2) - 0.5 * p * math.log(df * math.pi)
-        log_volume = np.log(np.diag(self.factor)).sum()
-        return np.linalg.inv(self.factor), float(constant - log_volume)
-
-    def draw(self, n_points: int, rng: np.random.Generator) -> np.ndarray:
-        """Quasi-random points (n_points, p) in pairs mirrored at the location; n_points even."""
-        p = len(self.location)
-        engine = torch.quasirandom.SobolEngine(p + 1, scramble=True, seed=int(rng.integers(2**31)))
-        uniform = (
-            engine.draw(n_points // 2, dtype=torch.float64).numpy().clip(tuned.EDGE, 1 - tuned.EDGE)
-        )
-        radius = np.sqrt(self.df / chdtri(self.df, uniform[:, -1:]))
-        step = (ndtri(uniform[:, :-1]) * radius) @ self.factor.T
-        return self.location + np.concatenate([step, -step])
-
-    def sample(self, n_points: int, rng: np.random.Generator) -> np.ndarray:
-        """Independent points (n_points, p)."""
-        radius = np.sqrt(self.df / rng.chisquare(self.df, (n_points, 1)))
-        normal = rng.standard_normal((n_points, len(self.location)))
-        return self.location + (normal * radius) @ self.factor.T
-
-
-@dataclass(frozen=True)
-class StudentMixture:
-    """Mixture of Student-t distributions of the given shares (m,), of sum one."""
-
-    components: list[StudentT]
-    shares: np.ndarray
-
-    def log_density(self, x: np.ndarray) -> np.ndarray:
-        """Log-density of the rows of x (n, p), in nats."""
-        terms = [q.log_density(x) for q in self.components]
-        return logsumexp(np.stack(terms, axis=1) + np.log(self.shares), axis=1)
-
-    def sample(self, n_points: int, rng: np.random.Generator) -> np.ndarray:
-        """Independent points (n_points, p)."""
-        owner = rng.choice(len(self.shares), size=n_points, p=self.shares)
-        x = np.empty((n_points, len(self.components[0].location)))
-        for m in np.unique(owner):
-            x[owner == m] = self.components[m].sample(int((owner == m).sum()), rng)
-        return x
-
-    def scale(self) -> tuple[np.ndarray, np.ndarray]:
-        """Mean (p,), and covariance (p, p) were the components normal."""
-        locations = np.array([q.location for q in self.components])
-        mean = self.shares @ locations
-        between = (locations - mean).T * self.shares @ (locations - mean)
-        within = [
-            share * q.factor @ q.factor.T
-            for share, q in zip(self.shares, self.components, strict=True)
-        ]
-        return mean, between + np.sum(within, axis=0)
 
 
 @dataclass(frozen=True)
@@ -163,7 +90,7 @@ class _Round:
 
 @dataclass(frozen=True)
 class Rounds:
-    """How many points are drawn, when they are enough, and who hears of it."""
+    """How many points are drawn, when they are enough, and the callback."""
 
     n_points: int = 256  # a round; even
     max_rounds: int = 20
@@ -372,8 +299,8 @@ def _refitted(
     weight is dropped.
     """
     x, p = samples.points, samples.points.shape[1]
-    # p (p + 1) / 2 numbers are fitted; 5 points for each direction keep their noise harmless.
-    enough = min(10 + 5 * p, 0.5 * len(x))
+    # p (p + 1) / 2 numbers are fitted.
+    enough = min(10 + tuned.POINTS_A_DIRECTION * p, 0.5 * len(x))
     squares = (x - samples.mean) ** 2 / np.maximum(samples.covariance.diagonal(), tuned.TINY)
     log_weights = _tempered(samples.log_weights + np.log1p(squares.max(axis=1)), enough)
     terms = np.stack([q.log_density(x) for q in mixture]) + np.log(shares / shares.sum())[:, None]
@@ -395,11 +322,11 @@ def _fitted(
 ) -> StudentT:
     """A component of the moments of points x (n, p) of weights (n,).
 
-    Where these are fewer than 2.5 for each direction, their covariance, of a rank no higher than
-    their number, is shrunk to the one that the component has.
+    Where these are fewer than half of what a direction needs, times p, their covariance, of a rank
+    no higher than their number, is shrunk to the one that the component has.
     """
     mean, covariance = _moments(x, weights)
-    share = min(1.0, n_effective / (2.5 * x.shape[1]))
+    share = min(1.0, n_effective / (0.5 * tuned.POINTS_A_DIRECTION * x.shape[1]))
     if share < 1.0:
         covariance = share * covariance + (1 - share) * (q.factor @ q.factor.T) / tuned.SCALE**2
     return _proposal(mean, covariance, 1, df)

@@ -39,8 +39,10 @@ sys.path.append(str(ROOT / "examples" / "papers"))
 
 import _swsgp_peers as peers  # noqa: E402
 import _swsgp_tasks as tasks  # noqa: E402
-from _runs import in_fresh_process  # noqa: E402
-from qsgp import peak_gigabytes  # noqa: E402
+from _runs import (
+    in_fresh_process,  # noqa: E402
+    peak_gigabytes,  # noqa: E402
+)
 
 pytestmark = pytest.mark.benchmark
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # read by the processes of the fits

@@ -18,7 +18,7 @@ from sklearn.gaussian_process.kernels import (
 )
 
 from skgp.kernels import ActiveDims, Cosine, LocalLinearTrend, gram, has_state_space, state_space
-from skgp.kernels.leaves import scaled_bessel
+from skgp.kernels.special import scaled_bessel
 from tests.reference.state_space import by_finite_differences
 from tests.reference.state_space_kernels import CASES, EXACT, each_series_kernel
 from tests.same import assert_same

@@ -16,7 +16,7 @@ from skgp.samplers import (
     stein_weights,
     stochastic_langevin,
 )
-from skgp.samplers.langevin import STEPS, LangevinChain, Settings, kick_matrix
+from skgp.samplers.langevin_steps import STEPS, LangevinChain, Settings, kick_matrix
 from tests.same import assert_same
 
 

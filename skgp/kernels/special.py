@@ -1,0 +1,102 @@
+"""Special functions of spectra and Fourier series, differentiable in their argument."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import torch
+from scipy import special
+from torch import Tensor
+
+
+def gamma_quantile(alpha: Tensor, level: Tensor) -> Tensor:
+    """Quantiles of Gamma(alpha, 1), alpha a number, at levels (m, 1); gradients flow to alpha."""
+    return _GammaQuantile.apply(alpha, level)
+
+
+def harmonic_weight(z: Tensor, harmonic: Tensor) -> Tensor:
+    """Weights (2 - [k = 0]) exp(-z) I_k(z) of harmonics k (m,), z a number with gradients."""
+    return _HarmonicWeight.apply(z, harmonic)
+
+
+def log_harmonics(z: Tensor, last: int) -> Tensor:
+    """Logarithms of the weights of harmonics 0..last, (last + 1,), up to a common term."""
+    return _LogHarmonics.apply(z, last)
+
+
+class _GammaQuantile(torch.autograd.Function):
+    """Quantile of Gamma(alpha, 1) at given levels, differentiable in alpha."""
+
+    @staticmethod
+    def forward(ctx, alpha, level):
+        ctx.save_for_backward(alpha, level)
+        return _quantile(alpha, level, 0.0)
+
+    @staticmethod
+    def backward(ctx, grad):
+        alpha, level = ctx.saved_tensors
+        # No closed form; a central difference of an accurate quantile is good to 1e-8.
+        step = 1e-4
+        rise = _quantile(alpha, level, step) - _quantile(alpha, level, -step)
+        return (grad * rise).sum() / (2 * step * alpha), None
+
+
+def _quantile(alpha: Tensor, level: Tensor, relative_step: float) -> Tensor:
+    shape = alpha.item() * (1 + relative_step)
+    quantile = special.gammaincinv(shape, level.cpu().numpy())
+    # A tiny alpha sends quantiles below the smallest double; 0 would spoil the square root's slope.
+    return torch.from_numpy(np.maximum(quantile, 1e-300)).to(level.device)
+
+
+class _HarmonicWeight(torch.autograd.Function):
+    """(2 - [k = 0]) exp(-z) I_k(z), differentiable in z."""
+
+    @staticmethod
+    def forward(ctx, z, harmonic):
+        ctx.save_for_backward(z, harmonic)
+        return torch.from_numpy(_weight_and_slope(z, harmonic)[0]).to(harmonic.device)
+
+    @staticmethod
+    def backward(ctx, grad):
+        z, harmonic = ctx.saved_tensors
+        slope = torch.from_numpy(_weight_and_slope(z, harmonic)[1]).to(harmonic.device)
+        return (grad * slope).sum(), None
+
+
+def scaled_bessel(order: np.ndarray, z: float) -> np.ndarray:
+    """exp(-z) I_k(z) of orders k; above z = 1e9, where SciPy has none, by DLMF 10.40.1."""
+    if z < 1e9:
+        return special.ive(order, z)
+    return np.exp((1 - 4.0 * order**2) / (8 * z)) / math.sqrt(2 * math.pi * z)
+
+
+def _weight_and_slope(z: Tensor, harmonic: Tensor) -> tuple[np.ndarray, np.ndarray]:
+    k, argument = harmonic.cpu().numpy(), z.item()
+    multiple = np.where(k == 0, 1.0, 2.0)
+    value = scaled_bessel(k, argument)
+    # I_k' = (I_{k-1} + I_{k+1}) / 2, and I_{-1} = I_1.
+    slope = (scaled_bessel(np.abs(k - 1), argument) + scaled_bessel(k + 1, argument)) / 2 - value
+    return multiple * value, multiple * slope
+
+
+class _LogHarmonics(torch.autograd.Function):
+    """log of (2 - [j = 0]) I_j(z), j = 0..last, up to a common term; differentiable in z once."""
+
+    @staticmethod
+    def forward(ctx, z, last):
+        j, value = np.arange(last + 2), z.item()
+        bessel = scaled_bessel(j, value)
+        # I_j(z) = (z/2)^j / j! (1 + ...), where it is too small for a float.
+        tiny = bessel < 1e-290
+        leading = j * math.log(value / 2) - special.gammaln(j + 1.0)
+        log_bessel = np.where(tiny, leading, np.log(np.where(tiny, 1.0, bessel)))
+        # I_j' / I_j = I_{j+1} / I_j + j / z
+        slope = np.exp(np.diff(log_bessel)) + j[:-1] / value
+        ctx.save_for_backward(z.new_tensor(slope))
+        return z.new_tensor(log_bessel[:-1] + math.log(2) * (j[:-1] > 0))
+
+    @staticmethod
+    def backward(ctx, grad):
+        (slope,) = ctx.saved_tensors
+        return (grad * slope).sum(), None
