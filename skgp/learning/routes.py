@@ -217,7 +217,7 @@ def _choose_solver(basis: str, n_basis: int, n: int) -> str:
 # ---- large data
 
 #: Maps data and a plan in weight space to a posterior and its noise variance.
-Fitter = Callable[[Data, Plan], tuple[object, float]]
+Fitter = Callable[[Data, Plan], Fit]
 
 
 def in_weight_space(plan: Plan, asked: Plan, n: int, kernel) -> Plan | None:
@@ -353,7 +353,8 @@ def compare_routes(
     trials = []
     for m in TRIAL_FEATURES:
         m = min(m, max(2, len(few) // 4 * 2))
-        trials.append(score(*fit(few, replace(weights, n_basis=m, covariance="full"))))
+        trial = fit(few, replace(weights, n_basis=m, covariance="full"))
+        trials.append(score(trial.posterior, trial.noise))
     many = _extrapolated(trials, math.log2(weights.size / TRIAL_FEATURES[-1]))
     wide = local_posterior(kernel, rest, noise, EXACT_NEIGHBORS)
     gain = score(wide, noise, EXACT_SCORED) - score(near, noise, EXACT_SCORED)

@@ -100,9 +100,8 @@ def fit_regression(p: Problem, asked: Plan, *, state: Any = None) -> Fit:
         weights = routes.in_weight_space(plan, asked, n, p.kernel)
         if weights is not None and asked.covariance in ("auto", "full"):
 
-            def trial(some: Data, plan: Plan) -> tuple[Any, float]:
-                fit = fit_weights(replace(p, data=some, callback=None), plan)
-                return fit.posterior, fit.noise
+            def trial(some: Data, plan: Plan) -> Fit:
+                return fit_weights(replace(p, data=some, callback=None), plan)
 
             plan = compare_routes(p.kernel, data, p.noise, weights, trial, generator=p.generator)
             plan = routes.with_covariance(plan, "auto", n)
