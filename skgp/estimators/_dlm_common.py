@@ -114,9 +114,9 @@ class SparseGPMixin(BaseGP):
         # Fewer points than rows leave variance that counts as noise; labels have none to learn.
         exact = n_rows <= n_inducing or not objective.is_gaussian
         known = exact and (has_evidence(objective, kernels) or has_outliers(objective))
-        rescales = known and n_rows <= defaults.DENSE_ROWS and self._rescales(data)
-        slow = data.y.shape[1] > 2 and n_rows <= defaults.FAMILY_ROWS  # q(u) of many classes
-        dense = known and (rescales or slow or (few and n_rows <= defaults.DENSE_ROWS))
+        known &= n_rows <= defaults.DENSE_ROWS
+        rescales = known and self._rescales(data)
+        dense = known and (few or rescales)
         # Without rows to hold out, a joint search would have nothing to stop it.
         joint = self.hyperparameters == "joint" and (enough or self.early_stopping != "auto")
         default_prior = self.kernel is None and not getattr(self, "_counts", False)

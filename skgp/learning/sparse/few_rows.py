@@ -68,8 +68,7 @@ def start_of_few(problem: Problem, bound: Objective) -> Training:
     if has_outliers(problem.objective):
         return _robust_start(problem, bound)
     data, of_labels = problem.data, problem.settings.rescales
-    some = replace(problem, data=data.some(defaults.DENSE_ROWS, problem.generator))
-    found = best_of_labels(some) if of_labels else best_evidence(some)
+    found = best_of_labels(problem) if of_labels else best_evidence(problem)
     state = problem.prior(found.kernel, found.likelihood.to(data.X))
     # Few steps: what follows searches for q(u) anyway.
     state = optimal_posterior(state, data, bound, max_iter=defaults.FEW_STEPS)

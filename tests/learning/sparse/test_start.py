@@ -87,16 +87,6 @@ def test_gaussian_evidence_is_the_bound_of_a_point_a_row():
     assert elbo.total(found, problem.data) == pytest.approx(dense_start.loss, rel=1e-4)
 
 
-def test_evidence_is_of_some_rows_and_the_posterior_of_all(monkeypatch):
-    problem = dense.make_problem(target="labels", n=60)
-    objective, settings = Objective(PROBIT, learn_inducing=False), Settings(dense_start=True)
-    monkeypatch.setattr(defaults, "DENSE_ROWS", 30)
-    found = begin(problem, objective, settings).state
-    few = problem.data.some(30, torch.Generator().manual_seed(0))
-    expected = replace(problem_for(problem, objective, settings), data=few)
-    np.testing.assert_allclose(found.kernel.theta, best_evidence(expected).kernel.theta, rtol=1e-6)
-
-
 def test_laplace_evidence_begins_near_the_bound_of_labels():
     problem = dense.make_problem(target="labels", n=60)
     objective = Objective(PROBIT, learn_inducing=False)
