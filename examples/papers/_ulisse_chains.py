@@ -9,7 +9,8 @@ import numpy as np
 from _s2vgp_study import Row, Study
 from _ulisse_problem import NAMES, Problem
 
-from skgp.learning.posterior.samples import PosteriorSamples, sample_by_density
+from skgp.learning.posterior.samples import PosteriorSamples
+from skgp.learning.posterior.sampling import sample_by_density
 from skgp.models.bayesian import sample_stochastic
 from skgp.samplers import Run, ess_bulk, r_hat
 

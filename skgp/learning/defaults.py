@@ -402,8 +402,8 @@ VECCHIA_LEFT_OUT = 2_000
 #: tests/benchmarks/bench_vecchia_classes.py has test parts, of which spambase gains nothing.
 VECCHIA_HELD_LABELS, VECCHIA_TRIAL_ROWS, VECCHIA_NEAR_LABELS = 1_000, 10_000, 20
 #: Moves, in steps of `LEFT_OUT_STEP`, of amplitude and length scales, and how often in a direction.
-#: With the last, 4000 digits of MNIST, odd or even, have a log-loss of .069 in place of .081 on other
-#: training images; others, 10000, flights, kin40k and spambase do not take it.
+#: With the last, 4000 digits of MNIST, odd or even, have a log-loss of .069 in place of .081 on
+#: other training images; others, 10000, flights, kin40k and spambase do not take it.
 VECCHIA_LABEL_MOVES, VECCHIA_LABEL_STEPS = ((2, 1), (2, 0), (-2, 0), (0, -1)), 2
 #: Relative gradient of the modes that predict held-out labels.
 VECCHIA_TRIAL_TOL = 1e-3

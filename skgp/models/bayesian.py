@@ -78,11 +78,11 @@ from skgp.learning.posterior.samples import (
     iterations_between_calls,
     outcome,
     probe_rows,
-    sample_by_density,
     samples_needed,
     samples_of_chains,
     single_sample,
 )
+from skgp.learning.posterior.sampling import sample_by_density
 from skgp.learning.posterior.set_up import SetUp, set_up
 from skgp.learning.posterior.stochastic_gradient import (
     SEEDS,

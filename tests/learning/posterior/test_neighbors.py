@@ -13,7 +13,7 @@ from skgp.learning.posterior.log_posterior import LogPosterior
 from skgp.learning.posterior.modes import laplace_modes
 from skgp.learning.posterior.neighbors import NeighborPosterior, approximate
 from skgp.learning.posterior.priors import default_priors
-from skgp.learning.posterior.samples import sample_by_density
+from skgp.learning.posterior.sampling import sample_by_density
 from skgp.learning.vecchia import VecchiaSettings, evidence_of
 
 

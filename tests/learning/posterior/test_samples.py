@@ -14,7 +14,8 @@ from skgp.learning.posterior import defaults as tuned
 from skgp.learning.posterior.log_posterior import LogPosterior
 from skgp.learning.posterior.modes import laplace_modes, without_felt_bounds
 from skgp.learning.posterior.priors import default_priors
-from skgp.learning.posterior.samples import iterations_between_calls, sample_by_density
+from skgp.learning.posterior.samples import iterations_between_calls
+from skgp.learning.posterior.sampling import sample_by_density
 from skgp.priors import LogNormal
 from skgp.samplers import hamiltonian_monte_carlo
 from tests.reference.hyperparameters import grid_posterior
@@ -137,7 +138,7 @@ def test_a_chain_that_diverges_is_reported_and_left_out(monkeypatch):
         found = hamiltonian_monte_carlo(*args, **kwargs)
         return replace(found, n_divergent=np.array([0, 6, 0, 1]))
 
-    monkeypatch.setattr("skgp.learning.posterior.samples.hamiltonian_monte_carlo", one_astray)
+    monkeypatch.setattr("skgp.learning.posterior.sampling.hamiltonian_monte_carlo", one_astray)
     run = sample_by_density(
         two_parameters(), rng=np.random.default_rng(9), sampler="hmc", n_warmup=5, n_samples=20
     )
@@ -304,7 +305,7 @@ def test_points_of_little_worth_leave_the_metric_to_the_mode(monkeypatch):
         seen.append((args[2], settings["jumps"]))
         return hamiltonian_monte_carlo(*args, **settings)
 
-    monkeypatch.setattr("skgp.learning.posterior.samples.hamiltonian_monte_carlo", recorded)
+    monkeypatch.setattr("skgp.learning.posterior.sampling.hamiltonian_monte_carlo", recorded)
     for worth in (0.0, math.inf):
         monkeypatch.setattr(tuned, "PILOT_WORTH", worth)
         rng = np.random.default_rng(0)
