@@ -5,7 +5,7 @@ from sklearn.gaussian_process.kernels import Kernel, Sum
 from torch import Tensor
 
 from skgp.data import Data
-from skgp.inference.markov.additive import AdditiveState
+from skgp.inference.markov.additive_states import AdditiveState
 from skgp.inference.markov.averaged import AveragedState
 from skgp.inference.markov.regression import make_regression_series
 from skgp.inference.markov.series import Series, make_series

@@ -64,24 +64,21 @@ import torch
 from torch import Tensor
 
 from skgp.data import Data
-from skgp.inference.markov.additive import AdditiveState, BinnedRows, DistinctRows
+from skgp.inference.markov.additive import BinnedRows, DistinctRows
 from skgp.inference.markov.additive_bins import AdditiveStatistics, Bins, make_bins
 from skgp.inference.markov.additive_sites import is_sharp
+from skgp.inference.markov.additive_states import AdditiveState
 from skgp.inference.markov.averaged import AveragedState
 from skgp.inference.markov.inducing import place_knots, shortest_scale
 from skgp.inference.markov.series import Series
 from skgp.inference.markov.states import InducingState, SeriesState
 from skgp.inference.markov.terms import Terms
 from skgp.learning.defaults import LEAST_EFFECT
+from skgp.learning.markov.additive import BinnedEvidence, RowsElbo, RowsEvidence
 from skgp.learning.markov.averaging import Average
 from skgp.learning.markov.choice import choose_kernel
 from skgp.learning.markov.defaults import CHOICE_ITER, FEW_ADDITIVE_ROWS, PRIOR_START_NOISE
 from skgp.learning.markov.ends import averaged_state, state_of
-from skgp.learning.markov.objectives import (
-    BinnedEvidence,
-    RowsElbo,
-    RowsEvidence,
-)
 from skgp.learning.markov.regression import left_by_terms
 from skgp.learning.markov.search import Component, Search, maximise
 from skgp.learning.markov.series_search import Problem, SeriesSearch

@@ -10,7 +10,7 @@ from skgp.inference.markov.short import DensePrior, DevicePrior
 from skgp.kernels import Cosine, state_space
 from skgp.kernels.sde_processes import Primitive
 from skgp.kernels.sde_rational import Rational
-from skgp.learning.markov.objectives import BinnedEvidence
+from skgp.learning.markov.additive import BinnedEvidence
 from skgp.learning.markov.search import Climb
 from skgp.likelihoods import Gaussian
 from tests.devices.common import (

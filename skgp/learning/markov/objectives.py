@@ -9,8 +9,8 @@ the log marginal likelihood of a series under Gaussian noise is
 
 and the ELBO, for other likelihoods (:mod:`~skgp.inference.markov.sites`) and for inducing states
 (:mod:`~skgp.inference.markov.inducing`), has, where the sites have converged, the gradient of log Z
-with the sites held. An evaluation of a series is O(n). Additive models have the same with the sum
-of the components for f.
+with the sites held. An evaluation of a series is O(n). Those of additive models, with the sum of
+the components for f, are in :mod:`.additive`.
 """
 
 import copy
@@ -24,29 +24,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from skgp.inference.markov.additive import (
-    AdditiveBound,
-    AdditiveState,
-    DistinctRows,
-    Rows,
-    binned_state,
-)
-from skgp.inference.markov.additive_bins import (
-    AdditivePosterior,
-    AdditiveStatistics,
-    Tables,
-    bin_priors,
-)
-from skgp.inference.markov.additive_sites import RowsPosterior, condition_rows
 from skgp.inference.markov.inducing import fit_inducing
 from skgp.inference.markov.series import Series
 from skgp.inference.markov.short import DensePosterior, DensePrior
 from skgp.inference.markov.short_gaussian import ShortCovariance, ShortSeries
-from skgp.inference.markov.sites import SiteFit, climb, fit_sites, likelihood_gradient
+from skgp.inference.markov.sites import SiteFit, fit_sites, likelihood_gradient
 from skgp.inference.markov.smoother import SitesEvidence, evidence
 from skgp.kernels.hyperparameters import with_theta
 from skgp.kernels.sde import Dynamics, StateSpace, state_space
-from skgp.learning.markov.defaults import ADDITIVE_TOL, ELBO_TOL, LOST_NATS, SITES_TOL
+from skgp.learning.markov.defaults import ELBO_TOL, LOST_NATS
 from skgp.likelihoods import Likelihood
 from skgp.linalg import NotPositiveDefiniteError
 
@@ -358,82 +344,3 @@ class SharedEvidence:
             if knots is None
             else torch.stack([cast(Tensor, each.knot_gradient) for each in found]).sum(0),
         )
-
-
-# ---- additive models -------------------------------------------------------------------------
-
-
-class BinnedEvidence(ClosedForm):
-    """From the statistics of binned rows: exact (`joint`), or its bound by the mean field."""
-
-    def __init__(self, statistics: AdditiveStatistics, offset: float, joint: bool) -> None:
-        self.total, self._offset = statistics.weight, offset
-        self._bins, self._joint = statistics.bins, joint
-        self._cross = statistics.cross
-        self._sums, self._squares = statistics.centred(offset)
-
-    def _condition(
-        self, dynamics: Processes, noise: float, rough: bool = False
-    ) -> AdditivePosterior:
-        tables = Tables(self._cross, 1 / noise, self._sums / noise)
-        return AdditivePosterior(bin_priors(dynamics, self._bins.columns), tables, self._joint)
-
-    def _misfit(self, q: AdditivePosterior, noise: float) -> float:
-        return self._squares - float(q.mean @ (2 * self._sums - self._cross @ q.mean))
-
-    def state(self, kernels: Sequence[Any], q: AdditivePosterior) -> AdditiveState:
-        """What predicts, with the components' kernels and the posterior of an evaluation."""
-        return binned_state(kernels, q, self._bins, self._cross.diagonal(), self._offset)
-
-
-class RowsEvidence(ClosedForm):
-    """In the space of the distinct rows, in O(m^3)."""
-
-    def __init__(self, rows: DistinctRows) -> None:
-        self._rows, self.total = rows, rows.total
-        # Targets less the prior mean, so that nothing cancels in their squares.
-        self._y = rows.y - rows.offset
-        self._linear, self._curved = rows.sums(self._y), rows.sums(torch.ones_like(rows.y))
-        self._squares = float(rows.weighted(self._y**2).sum())
-        self.state = rows.state
-
-    def _condition(self, dynamics: Processes, noise: float, rough: bool = False) -> RowsPosterior:
-        prior = self._rows.prior(dynamics)
-        return condition_rows(prior, self._linear / noise, self._curved / noise)
-
-    def _misfit(self, q: RowsPosterior, noise: float) -> float:
-        residual = self._y - q.mean[self._rows.index]
-        return float(self._rows.weighted(residual**2).sum())
-
-
-class RowsElbo:
-    """ELBO of the Gaussian nearest to the posterior of an additive model, for any likelihood.
-
-    The sites of an evaluation are where the next one starts; `tol` is theirs, in nats an
-    observation, or `SITES_TOL` of that of the search, if that is more.
-    """
-
-    def __init__(
-        self,
-        rows: Rows,
-        likelihood: Likelihood,
-        *,
-        max_iter: int = 50,
-        tol: float = ADDITIVE_TOL,
-        search_tol: float = 0.0,
-    ) -> None:
-        self.rows, self.likelihood, self.total = rows, likelihood, rows.total
-        self._max_iter, self._tol = max_iter, max(tol, SITES_TOL * search_tol)
-        self._sites: tuple[Tensor, Tensor] | None = None
-        self.state = rows.state
-
-    def __call__(
-        self, dynamics: Processes, parameters: Tensor, knots: Knots = None, *, tol: float = ELBO_TOL
-    ) -> Evaluation:
-        """The ELBO at its best over the sites."""
-        bound = AdditiveBound(self.rows, dynamics, self.likelihood.with_parameters(parameters))
-        point = climb(bound, start=self._sites, max_iter=self._max_iter, tol=self._tol)
-        self._sites, q = (point.beta, point.weight), point.posterior
-        rows = self.rows.y, point.mean, point.var
-        slope = likelihood_gradient(self.likelihood, parameters, rows, self.rows.weighted)
-        return Evaluation(point.elbo, q, slope, q.gradients)

@@ -7,7 +7,7 @@ import pytest
 import torch
 from sklearn.gaussian_process.kernels import RBF, ExpSineSquared, Matern
 
-from skgp.inference.markov.additive import BinnedRows, BinnedState, DistinctRows, RowsState
+from skgp.inference.markov.additive import BinnedRows, DistinctRows
 from skgp.inference.markov.additive_bins import (
     AdditivePosterior,
     AdditiveStatistics,
@@ -17,8 +17,9 @@ from skgp.inference.markov.additive_bins import (
 )
 from skgp.inference.markov.additive_rows import CORRELATIONS, Covariances, RowsPrior
 from skgp.inference.markov.additive_sites import condition_rows
+from skgp.inference.markov.additive_states import BinnedState, RowsState
 from skgp.kernels import Cosine, sde_processes, sde_rational, state_space
-from skgp.learning.markov.objectives import RowsElbo
+from skgp.learning.markov.additive import RowsElbo
 from skgp.learning.markov.search import Component
 from skgp.likelihoods import Bernoulli, Gaussian, Poisson, StudentT
 from skgp.models.state_space import fit_additive, fit_additive_statistics
