@@ -37,7 +37,7 @@ from skgp.estimators.defaults import (
     TRIAL_JUDGED,
     TRIAL_ROWS,
 )
-from skgp.inference.sparse import greedy_variance
+from skgp.inference.inducing import greedy_variance
 from skgp.kernels.distances import origin
 from skgp.kernels.scales import length_scales
 from skgp.learning.defaults import LABEL_SHARE

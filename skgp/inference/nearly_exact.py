@@ -14,7 +14,8 @@ from typing import NamedTuple
 from torch import Tensor
 
 from skgp.inference.defaults import NEARLY_EXACT, PIVOT_TOLERANCE
-from skgp.inference.sparse import greedy_variance, inducing_factor
+from skgp.inference.inducing import greedy_variance
+from skgp.inference.sparse import inducing_factor
 from skgp.kernels.gram import gram, gram_diag, gram_tile
 from skgp.linalg.cholesky import tri_solve
 from skgp.linalg.least_squares import ridge_by_rows

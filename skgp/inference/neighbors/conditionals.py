@@ -65,8 +65,8 @@ from skgp.inference.defaults import (
     NEIGHBOR_TILE,
     UNION_POINTS,
 )
+from skgp.inference.inducing import greedy_variance
 from skgp.inference.neighbors.search import NeighborSearch
-from skgp.inference.sparse import greedy_variance
 from skgp.kernels.gram import gram, gram_diag
 from skgp.linalg.cholesky import jittered_cholesky, log_det
 from skgp.linalg.runtime import tile_rows

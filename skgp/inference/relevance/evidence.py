@@ -62,14 +62,8 @@ from skgp.inference.defaults import (
     NOISE_FLOOR,
     START_NOISE,
 )
-from skgp.inference.relevance.steps import (
-    DesignSource,
-    Dictionary,
-    EvidenceState,
-    all_rows,
-    make_source,
-    maximise_evidence,
-)
+from skgp.inference.relevance.sources import DesignSource, Dictionary, all_rows, make_source
+from skgp.inference.relevance.steps import EvidenceState, maximise_evidence
 from skgp.inference.stochastic.basis import Array, KernelColumns, take_rows
 from skgp.inference.weights.design import check_sample_weight
 from skgp.inference.weights.posterior import LinearWeightsPosterior
