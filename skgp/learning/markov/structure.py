@@ -152,8 +152,9 @@ def _stationary(
     still = climb(best.kernel + make.constant(), best.parameters)
     if not seasons:
         return best, still
-    starts = [best.components[0]]
-    if len(series.times) <= MAX_TIMES:  # what had followed the waves may be slow beside them
+    # What was chosen without seasons had to follow them, or may be slow beside them.
+    starts = [best.components[0], Component(make.short())]
+    if len(series.times) <= MAX_TIMES:
         starts.append(_slow(starts[0], make.span))
     for start in starts:
         kernel = total([start.kernel, *seasons, make.constant()])

@@ -10,7 +10,7 @@ from sklearn.gaussian_process.kernels import Matern, WhiteKernel
 
 from skgp import StateSpaceGPRegressor
 from skgp.inference.markov.series import make_series
-from skgp.kernels import LocalLinearTrend
+from skgp.kernels import Cosine, LocalLinearTrend
 from skgp.kernels.expression import summands
 from skgp.learning.markov import objectives
 from skgp.learning.markov.objectives import Component
@@ -220,6 +220,19 @@ def test_a_season_that_grows_is_forecast_to_grow(noise, most):
     y = f + noise * np.random.default_rng(0).standard_normal(160)
     model = StateSpaceGPRegressor().fit(t[:128, None], y[:128])
     assert np.sqrt(np.mean((model.predict(t[128:, None]) - f[128:]) ** 2)) < most
+
+
+def test_what_remains_beside_a_season_may_be_rougher_than_the_series():
+    """The smooth kernel that was chosen without the wave has less evidence than the true one."""
+    rng, t, f = np.random.default_rng(1), np.arange(200.0), np.zeros(200)
+    for i in range(1, 200):
+        f[i] = 0.8 * f[i - 1] + 0.3 * rng.standard_normal()
+    y = 2 * np.sin(2 * np.pi * t / 8) + f
+    y += 0.1 * rng.standard_normal(200)
+    kernel = 0.25 * Matern(-1 / np.log(0.8), nu=0.5) + 2.0 * Cosine(8.0) + WhiteKernel(0.01)
+    truth = GaussianProcessRegressor(kernel, optimizer=None).fit(t[:, None], y - y.mean())
+    evidence = truth.log_marginal_likelihood_value_ + 200 * np.log(y.std())  # of y of unit variance
+    assert StateSpaceGPRegressor().fit(t[:, None], y).log_marginal_likelihood_value_ > evidence
 
 
 def test_seasons_are_sought_in_what_covariates_do_not_explain():
