@@ -238,6 +238,8 @@ class StateSpaceGPClassifier(StateSpaceMixin, StreamingGPClassifier):
                 callback,
                 stream=stream,
             )
+        # Labels left out of q prefer less, .25 to 1, and new ones 1: the hyper-parameters, found
+        # from all labels, have seen them (series of four classes .61, with .25 .64 nats a label).
         self.moderation_ = 1.0
         self.coupling_ = self._choose_coupling(X, Y, weight)
         if self._learns:

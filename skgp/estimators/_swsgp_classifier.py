@@ -26,12 +26,13 @@ from skgp.estimators.defaults import (
     SWSGP_FULL_ROWS,
     SWSGP_NEIGHBORS,
 )
-from skgp.learning.calibration import FEW_ROWS_COUPLING
+from skgp.learning.calibration import FEW_ROWS_COUPLING, best_calibration
 from skgp.learning.classification_hyperparameters import (
     ClassificationSettings,
     fit_classification_hyperparameters,
 )
 from skgp.learning.local.hyperparameters import label_codes, search_label_kernel
+from skgp.learning.local.prior import LeftOut
 from skgp.likelihoods import Bernoulli
 
 
@@ -127,10 +128,10 @@ class SWSGPClassifier(ProjectedClassifierMixin, SWSGPMixin, StreamingGPClassifie
         from its posterior. Another kernel, method, likelihood, projection, number of columns or set
         of classes begins anew.
     validation_fraction : float, default=0.1
-        Of the observations to hold out to choose the amplitude of the kernel, the KL weight and
-        ``coupling_``, and to judge a polish: at most 4000, and no fewer than 500 or a third of the
-        observations. q learns from all observations afterwards. Below 100 observations none are
-        held out.
+        Of the observations to hold out to choose the amplitude of the kernel, the KL weight,
+        ``moderation_`` and ``coupling_``, and to judge a polish: at most 4000, and no fewer than
+        500 or a third of the observations. q learns from all observations afterwards. Below 100
+        observations none are held out.
     random_state : int, RandomState instance or None, default=None
         Seed of whatever a fit draws; an int makes fits repeatable.
     device : str or torch.device, default="auto"
@@ -169,10 +170,12 @@ class SWSGPClassifier(ProjectedClassifierMixin, SWSGPMixin, StreamingGPClassifie
     polished_ : bool
         Whether a polish was kept.
     coupling_ : float
-        The exponent :math:`\lambda`, 0 for two classes: of 0, 1/4, ..., 1 that which predicts the
-        held-out observations best; 1/2 where none are. Of "variational" only, as the last three.
+        The exponent :math:`\lambda`, 0 for two classes: of 0, 1/4, ..., 1 that which predicts
+        labels best that are held out or, where H = M, left out of q in turn; 1/2 where none are.
+        Of "variational" only, as the last three.
     moderation_ : float
-        1: probabilities average over f with all of its posterior variance.
+        Share of the posterior variance of f over which probabilities average, chosen likewise from
+        0, 1/16, 1/4 and 1; 1 where no label is left out.
     n_iter_ : int
         Steps that were taken.
     history_ : dict of lists
@@ -193,18 +196,18 @@ class SWSGPClassifier(ProjectedClassifierMixin, SWSGPMixin, StreamingGPClassifie
 
     Notes
     -----
-    ``partial_fit`` keeps hyper-parameters, base rates and ``coupling_``. Later observations become
-    inducing points while there are fewer than ``n_inducing``, and change q(u); those before them
-    are summed up by one precision an inducing point and class, so that late ones count for somewhat
-    more than early ones.
+    ``partial_fit`` keeps hyper-parameters, base rates, ``moderation_`` and ``coupling_``. Later
+    observations become inducing points while there are fewer than ``n_inducing``, and change q(u);
+    those before them are summed up by one precision an inducing point and class, so that late ones
+    count for somewhat more than early ones.
 
     Observations that dask holds, or that exceed `memory_budget` in memory, are read in blocks.
-    Inducing points, hyper-parameters and ``coupling_`` are then those of 60000 observations at
-    random, fewer where they would not fit. All observations determine the base rates and q(u): by a
-    pass a natural-gradient step, from the q(u) of those observations; or by minibatches, where
-    steps of Adam are taken, and ``elbo_`` is then an estimate by the last of them. The indices of
-    the labels are held in memory, a byte or two per observation; dask makes them where the labels
-    lie.
+    Inducing points, hyper-parameters, ``moderation_`` and ``coupling_`` are then those of 60000
+    observations at random, fewer where they would not fit. All observations determine the base
+    rates and q(u): by a pass a natural-gradient step, from the q(u) of those observations; or by
+    minibatches, where steps of Adam are taken, and ``elbo_`` is then an estimate by the last of
+    them. The indices of the labels are held in memory, a byte or two per observation; dask makes
+    them where the labels lie.
 
     References
     ----------
@@ -322,17 +325,23 @@ class SWSGPClassifier(ProjectedClassifierMixin, SWSGPMixin, StreamingGPClassifie
         kernel = self._learn_kernel(session, X, weight, data, backend)
         with session.stage("solve", max_iter=self.max_iter) as callback:
             model = kernel, self._likelihood, data, self.offset_
-            self._fit_variational(*model, backend, callback, blocks=blocks)
+            fit, again = self._fit_variational(*model, backend, callback, blocks=blocks)
         self.kernel_ = self._posterior.state.kernel
-        learned = self._fitted_coupling if len(self.classes_) > 2 else 0.0
-        self.coupling_ = FEW_ROWS_COUPLING if learned is None else learned
-        self.moderation_ = 1.0
+        if not again:
+            self.moderation_, self.coupling_ = self._calibration(fit.left_out)
         if self._learns:
             warn_at_bounds(self.kernel_, self.kernel)
 
     def _learn_blocks(self, blocks: MappedBlocks, session: FitSession, backend: Backend) -> None:
         some, coded = blocks.some, partial(coded_columns, n_classes=len(self.classes_))
         self._learn(some, session, backend, blocks=blocks.then(coded, coded(some)))
+
+    def _calibration(self, left_out: LeftOut | None) -> tuple[float, float]:
+        """Moderation, and coupling of one-vs-rest probabilities, that labels left out prefer."""
+        if left_out is None:
+            return 1.0, 0.0 if len(self.classes_) == 2 else FEW_ROWS_COUPLING
+        Y, mean, var = (part.double() for part in left_out[:3])
+        return best_calibration(self._likelihood, Y, mean, var, left_out.weight)
 
     def _update(self, data: Data, backend: Backend) -> None:
         data = replace(data, X=to_tensor(self._inputs(data.X.numpy())))

@@ -36,7 +36,7 @@ from skgp.inference.neighbors.streaming import Summary, localized, update, updat
 from skgp.learning.local.prior import Settings
 from skgp.likelihoods import Likelihood
 from skgp.linalg import warn_caller
-from skgp.models.swsgp import fit_swsgp
+from skgp.models.swsgp import SWSGPFit, fit_swsgp
 
 
 class SWSGPMixin(ProjectionMixin):
@@ -224,8 +224,11 @@ class SWSGPMixin(ProjectionMixin):
         *,
         blocks: MappedBlocks | None = None,
         rival: Kernel | None = None,
-    ) -> None:
-        """Fit q(u) to `data`, or to blocks of which they are some; keep what both estimators do."""
+    ) -> tuple[SWSGPFit, bool]:
+        """Fit q(u) to `data`, or to blocks of which they are some; keep what both estimators do.
+
+        Returns the fit, and whether it began with an earlier one.
+        """
         self._reads_blocks = blocks is not None
         Z, position = self._inducing(data, kernel, backend)
         each_row = len(Z) == len(distinct(data.X)[0])
@@ -255,11 +258,10 @@ class SWSGPMixin(ProjectionMixin):
         self._set_summary(fit.summary)
         self._keep_kl_weight(fit.kl_weight)
         self.elbo_ = fit.elbo
-        if start is None:
-            self._fitted_coupling = fit.coupling
         self.polished_ = fit.polished
         self.n_iter_ = fit.n_iter
         self.history_ = {**self.history_, **fit.history}
+        return fit, start is not None
 
     def _keep_kl_weight(self, kl_weight: float) -> None:
         """Set ``kl_weight_``, and what it is relative to M / H."""

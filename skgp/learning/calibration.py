@@ -18,9 +18,7 @@ should where many classes lie apart, and too much where classes overlap, as ther
 Held-out data tell, or each observation left out in turn (`left_out_moments`).
 """
 
-from collections.abc import Sequence
 from dataclasses import replace
-from itertools import product
 
 import torch
 from torch import Tensor
@@ -148,29 +146,35 @@ def best_coupling(
 
     `Y` (n, c) is +1 in the column of the class, else -1, c > 2; `mean` and `var` (n, c).
     """
-    return best_calibration(likelihood, Y, mean, var, weight, moderations=(1.0,))[1]
+    return _best_coupling(likelihood, Y, mean, var, weight)[0]
 
 
 def best_calibration(
-    likelihood: Bernoulli,
-    Y: Tensor,
-    mean: Tensor,
-    var: Tensor,
-    weight: Tensor | None = None,
-    *,
-    moderations: Sequence[float] = _FROM_WHOLE,
+    likelihood: Bernoulli, Y: Tensor, mean: Tensor, var: Tensor, weight: Tensor | None = None
 ) -> tuple[float, float]:
     """Moderation and exponent of the coupling that predict left-out labels no worse than any.
 
-    Of equals the first moderation, then the exponent nearest to 1/2. Shapes as of `best_coupling`.
+    Of moderations, each with its `best_coupling`, the greatest of equals. Shapes as of
+    `best_coupling`; one column is two classes, whose exponent is 0.
     """
-    own = Y.argmax(1, keepdim=True)
-    couplings = sorted(COUPLINGS, key=lambda coupling: abs(coupling - FEW_ROWS_COUPLING))
-    ordered, losses = list(product(moderations, couplings)), []
-    for moderation in moderations:
-        claims = _claims(likelihood, mean, moderation * var)
-        losses += [-_coupled(*claims, each).gather(1, own)[:, 0] for each in couplings]
-    return ordered[choose(losses, weight=weight, least_share=LABEL_SHARE)]
+    found = [
+        _best_coupling(likelihood, Y, mean, moderation * var, weight) for moderation in _FROM_WHOLE
+    ]
+    best = choose([losses for _, losses in found], weight=weight, least_share=LABEL_SHARE)
+    return _FROM_WHOLE[best], found[best][0]
+
+
+def _best_coupling(
+    likelihood: Bernoulli, Y: Tensor, mean: Tensor, var: Tensor, weight: Tensor | None
+) -> tuple[float, Tensor]:
+    """The exponent, and the losses (n,) of the labels with it."""
+    if Y.shape[1] == 1:
+        return 0.0, -likelihood.log_predictive(Y, mean, var)[:, 0]
+    claims, own = _claims(likelihood, mean, var), Y.argmax(1, keepdim=True)
+    ordered = sorted(COUPLINGS, key=lambda coupling: abs(coupling - FEW_ROWS_COUPLING))
+    losses = [-_coupled(*claims, each).gather(1, own)[:, 0] for each in ordered]
+    best = choose(losses, weight=weight, least_share=LABEL_SHARE)
+    return ordered[best], losses[best]
 
 
 def coupled_log_probabilities(

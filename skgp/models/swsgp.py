@@ -54,7 +54,6 @@ References
 """
 
 from dataclasses import dataclass, field, replace
-from typing import cast
 
 import torch
 from torch import Tensor
@@ -68,13 +67,12 @@ from skgp.inference.neighbors.conditionals import Tiles
 from skgp.inference.neighbors.posterior import SWSGPState
 from skgp.inference.neighbors.sums import BlocksProblem, FullRows, LocalRows
 from skgp.inference.neighbors.system import LocalSystem, full_system, local_system
-from skgp.learning.calibration import best_coupling
 from skgp.learning.defaults import FEW_ROWS, LEARNING_RATE
 from skgp.learning.local import defaults
 from skgp.learning.local.bound import Objective, total_bound
 from skgp.learning.local.minibatch import Search, fit_minibatch, of_all, of_minibatches, polish
-from skgp.learning.local.prior import Prior, Settings, active_sets, find_prior, split_rows
-from skgp.likelihoods import Bernoulli, Likelihood
+from skgp.learning.local.prior import LeftOut, Prior, Settings, active_sets, find_prior, split_rows
+from skgp.likelihoods import Likelihood
 from skgp.linalg import NumericalWarning, warn_caller
 from skgp.linalg.runtime import Callback
 from skgp.optim.bfgs import minimize_lbfgs
@@ -92,7 +90,7 @@ class SWSGPFit:
     #: that Algorithm 1 moved.
     summary: streaming.Summary | None = None
     polished: bool = False  # whether a polish was kept
-    coupling: float | None = None  # of several classes, by rows held out; None where there are none
+    left_out: LeftOut | None = None  # labels to calibrate by, if any could be
     n_iter: int = 1
     #: "prior": scores of the rows held out, in nats; "solve": minus the bound an observation;
     #: "polish": minus the bound an observation, estimated from minibatches.
@@ -186,9 +184,9 @@ class _Fitter:
             state, found, _ = self._natural(state, system, None)
         elif kept:  # no closed form: what was learned from most of the rows
             by_gradient = True
-        coupling = prior.coupling
-        if isinstance(system, FullSystem) and coupling is None and self.data.y.shape[1] > 1:
-            coupling = self._left_out_coupling(state, system, found)
+        left_out = prior.held_out
+        if isinstance(system, FullSystem) and left_out is None and not self.likelihood.is_numeric:
+            left_out = self._left_out(state, system, found)
         if self.blocks is not None and not by_gradient and not self.callback.stopped:
             state, bound, summary, n_iter = self._over_blocks(state, system, found, kl_weight)
         else:
@@ -196,7 +194,7 @@ class _Fitter:
             summary = None
             if not by_gradient and isinstance(system, LocalSystem):
                 summary = streaming.summarize(system, found.sites)
-        return SWSGPFit(state, kl_weight, bound, summary, kept, coupling, n_iter, self.history)
+        return SWSGPFit(state, kl_weight, bound, summary, kept, left_out, n_iter, self.history)
 
     def _bound(self, state: SWSGPState, found: SitesFit, kl_weight: float, moved: bool) -> float:
         """Of q(u), which gradients have `moved` since it was found; of blocks by minibatches."""
@@ -325,14 +323,12 @@ class _Fitter:
         )
         return found.parameters["likelihood"]
 
-    def _left_out_coupling(self, state: SWSGPState, system: FullSystem, found: SitesFit) -> float:
-        """Coupling of classes by the cavity of each label: its site is divided out of q."""
+    def _left_out(self, state: SWSGPState, system: FullSystem, found: SitesFit) -> LeftOut:
+        """The cavity of each label: its site is divided out of q."""
         mean, var = system.moments(found.q)
         left = 1 / (1 / var - found.sites.precision).clamp_min(0.01 / var)
         mean = state.offset + left * (mean / var - found.sites.shift)
-        likelihood = self.likelihood.with_parameters(state.likelihood)
-        likelihood = cast(Bernoulli, likelihood)  # others have one column
-        return best_coupling(likelihood, self.data.y, mean, left, self.data.weight)
+        return LeftOut(self.data.y, mean, left, self.data.weight)
 
     def _adam(self, state: SWSGPState, kl_weight: float) -> tuple[SWSGPState, int]:
         """Algorithm 1."""

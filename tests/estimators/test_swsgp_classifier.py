@@ -72,7 +72,7 @@ def of_digits(digits):
 def test_probabilities_are_coupled_claims(digits, of_digits):
     model, (*_, fresh, target) = of_digits, digits
     mean, var = model.latent_mean_and_variance(fresh[:20])
-    z = mean / np.sqrt(1 + var)
+    z = mean / np.sqrt(1 + model.moderation_ * var)
     expected = norm.cdf(z) / norm.sf(z) ** model.coupling_
     expected /= expected.sum(1, keepdims=True)
     np.testing.assert_allclose(model.predict_proba(fresh[:20]), expected, rtol=1e-7)
@@ -80,6 +80,19 @@ def test_probabilities_are_coupled_claims(digits, of_digits):
     plain = pickle.loads(pickle.dumps(model))
     plain.coupling_ = 0.0
     assert log_loss_of(model, fresh, target) < log_loss_of(plain, fresh, target)
+
+
+def test_moderation_is_that_of_labels_left_out(digits):
+    X, y, fresh, target = digits
+    full = {"n_neighbors": "auto", "projection": None}
+    model = kept(kernel=100.0 * RBF(30.0), **full).fit(X, y % 2)
+    found = log_loss_of(model, fresh, target % 2)
+    assert model.moderation_ < 1  # q says too little of f where it is large
+    model.moderation_ = 1.0
+    assert found < 0.9 * log_loss_of(model, fresh, target % 2)
+    noise = np.random.default_rng(0).integers(0, 2, len(X))
+    assert kept(**full).fit(X[:, 10:12], noise).moderation_ == 1.0
+    assert kept(projection=None).fit(X[:90], y[:90] % 2).moderation_ == 1.0  # none are left out
 
 
 def test_few_rows_and_two_classes_have_a_coupling_of_their_own(digits, moons):
@@ -90,12 +103,15 @@ def test_few_rows_and_two_classes_have_a_coupling_of_their_own(digits, moons):
     assert kept().fit(moons[0][:50], moons[1][:50]).coupling_ == 0.0
 
 
-def test_coupling_is_kept_by_a_warm_start_and_a_stream(digits, of_digits):
+def test_calibration_is_kept_by_a_warm_start_and_a_stream(digits, of_digits):
     X, y = digits[:2]
     model = pickle.loads(pickle.dumps(of_digits))
-    coupling = model.coupling_
-    assert coupling != 0.5 and model.fit(X, y).coupling_ == coupling
-    assert model.partial_fit(X[:50], y[:50]).coupling_ == coupling
+    calibration = model.moderation_, model.coupling_
+    assert calibration != (1.0, 0.5)  # without labels left out
+    model.fit(X, y)
+    assert (model.moderation_, model.coupling_) == calibration
+    model.partial_fit(X[:50], y[:50])
+    assert (model.moderation_, model.coupling_) == calibration
 
 
 # ---- predictions ---------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from scipy.stats import norm
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel
 
 from skgp.data import Data
@@ -89,7 +90,7 @@ def test_gaussian_fit_is_the_closed_form(kl_weight):
         problem, dense.gaussian_log_prob(0.25), found.state.mean.numpy(), covariance
     )
     assert found.elbo == pytest.approx(expected, rel=1e-9)
-    assert found.n_iter == 1 and found.coupling is None and not found.polished
+    assert found.n_iter == 1 and found.left_out is None and not found.polished
     assert found.summary.precision.shape == (20, 1) and found.summary.rows_seen == 150
 
 
@@ -265,18 +266,41 @@ def test_polish_that_does_not_pay_is_taken_back(monkeypatch):
 # ---- the prior -----------------------------------------------------------------------------------
 
 
-def test_several_classes_share_kernel_and_points_and_have_a_coupling():
+def test_several_classes_share_kernel_and_points_and_leave_labels_out():
     rows, Z, position = data_of("labels", 300, c=3)
     labels = rows.y.sum(1).clamp(-1, 1).long() + 1
     Y = 2 * torch.nn.functional.one_hot(labels, 3).double() - 1
     data = Data(rows.X, Y)
     found = fit("labels", Settings(n_neighbors=6), n=300, c=3, data=data)
     assert found.state.mean.shape == found.state.var.shape == (20, 3)
-    assert found.coupling in (0.0, 0.25, 0.5, 0.75, 1.0)
+    assert found.left_out.mean.shape == found.left_out.var.shape == (100, 3)
     posterior = SWSGPPosterior(found.state, 6)
     assert float((posterior.mean(rows.X).argmax(1) == labels).double().mean()) > 0.7
     few = Data(rows.X[:90], Y[:90])
-    assert fit("labels", Settings(n_neighbors=6), n=90, c=3, data=few).coupling is None
+    assert fit("labels", Settings(n_neighbors=6), n=90, c=3, data=few).left_out is None
+
+
+def test_labels_left_out_of_a_full_covariance_are_those_of_the_other_sites():
+    n = 40
+    data = data_of("labels", n)[0]
+    settings = Settings(n_neighbors=n, covariance="full", max_iter=50, tol=1e-12)
+    model = KERNEL, LIKELIHOODS["labels"], data, data.X, torch.arange(n)
+    offset, generator = torch.zeros(1).double(), torch.Generator()
+    found = fit_swsgp(*model, offset=offset, settings=settings, generator=generator)
+    # Sites at the fixed point, from moments of q by quadrature.
+    nodes, shares = np.polynomial.hermite_e.hermegauss(60)
+    mean, var = (part.numpy()[:, 0] for part in (found.state.mean, found.state.variance()))
+    y, f = data.y.numpy(), mean[:, None] + np.sqrt(var)[:, None] * nodes
+    ratio = norm.pdf(f) / norm.cdf(y * f)
+    expect = shares / shares.sum()
+    slope, precision = (y * ratio) @ expect, (ratio * (ratio + y * f)) @ expect
+    K = KERNEL(data.X.numpy())
+    for i in (0, 7, 21):
+        others = np.delete(np.arange(n), i)
+        S = np.linalg.inv(K[np.ix_(others, others)] + np.diag(1 / precision[others]))
+        k, target = K[i, others], (mean + slope / precision)[others]
+        np.testing.assert_allclose(found.left_out.mean[i, 0], k @ S @ target, rtol=1e-3, atol=1e-3)
+        np.testing.assert_allclose(found.left_out.var[i, 0], K[i, i] - k @ S @ k, rtol=1e-3)
 
 
 def test_given_kl_weight_is_kept_and_automatic_ones_lie_between_the_papers_and_m_over_h():

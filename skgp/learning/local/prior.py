@@ -24,7 +24,7 @@ row is one, points are left out, and all is computed again for all rows.
 import copy
 import math
 from dataclasses import dataclass, field, replace
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -110,6 +110,15 @@ def split_rows(
     return (~held_out).nonzero()[:, 0], held_out.nonzero()[:, 0]
 
 
+class LeftOut(NamedTuple):
+    """Observations, and the moments of f that the others tell."""
+
+    Y: Tensor  # (p, c)
+    mean: Tensor  # (p, c)
+    var: Tensor  # (p, c)
+    weight: Tensor | None  # (p,)
+
+
 @dataclass(frozen=True)
 class Prior:
     """The prior found, and what a fit of all rows may begin with."""
@@ -117,7 +126,7 @@ class Prior:
     kernel: Any
     kl_weight: float | None  # None is M / H
     data: Data  # all rows, perhaps in another order
-    coupling: float | None = None  # of several classes; None without rows held out
+    held_out: LeftOut | None = None  # if any were
     system: LocalSystem | None = None  # of `data` under this prior
     start: Posterior | None = None  # of the inducing points
     history: list[float] = field(default_factory=list)  # scores of the rows held out, in nats
@@ -134,7 +143,7 @@ def find_prior(
     generator: torch.Generator,
     callback: Callback | None = None,
 ) -> Prior:
-    """Choose amplitude, KL weight and coupling; the prior given where there is nothing to choose.
+    """Choose amplitude and KL weight; the prior given where there is nothing to choose.
 
     And the kernel, where `settings` name a rival. Arguments as of
     :func:`~skgp.models.swsgp.fit_swsgp`; the callback is called after each trial, and True ends the
@@ -163,7 +172,7 @@ def find_prior(
         scale_amplitude(kernel, found.amplitude) if found.amplitude != 1 else kernel,
         asked if settings.kl_weight is None else kl_weight,
         data,
-        found.coupling,
+        LeftOut(split.held_out.y, found.mean, found.var, split.held_out.weight),
         None if everything is None else rescaled(everything, *factors),
         found.q if split.keeps_points else _of_all_points(found, rows, own, others, offset),
         found.history,
@@ -245,6 +254,7 @@ class Trial:
     kl_factor: float
     q: Posterior  # learned from the other rows
     mean: Tensor  # (p, c); of f at the rows held out
+    var: Tensor  # (p, c)
     losses: Tensor  # (p,); negative log predictive densities, in nats
     score: float  # their weighted mean
     coupling: float  # of several classes
@@ -339,7 +349,7 @@ class _Search:
         losses = negative_log_score(judge, self.held_out.y, mean, var, coupling)
         weight = torch.ones_like(losses) if weight is None else weight
         score = float((weight @ losses) / weight.sum())
-        return Trial(amplitude, kl_factor, fit.q, mean, losses, score, coupling)
+        return Trial(amplitude, kl_factor, fit.q, mean, var, losses, score, coupling)
 
 
 def negative_log_score(
