@@ -7,12 +7,14 @@ A season of many harmonics, whose jumps the background takes for its own, stands
 periodogram all the same, over the median of its neighbourhood, of which the law is the same but for
 slopes of the spectrum. The strongest peak, its harmonics counted, is fitted with those of them that
 stand out as well and taken away, and the rest is looked at again. A period that might as well be a
-whole multiple of one found before, or of the step, is one.
+whole multiple of one found before, or of the step, is one. Where no multiple of the first stands
+out, the waves of each, as of a week of few days and weekends, are looked at together.
 """
 
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -37,7 +39,7 @@ from skgp.learning.markov.defaults import (
     UNMODELLED,
     WAVE_ROWS,
 )
-from skgp.learning.markov.waves import Behind, gains_of, lomb
+from skgp.learning.markov.waves import Behind, Waves, gains_of, lomb
 
 _ROUNDING = 1e-12  # mathematical: of sums of squares
 
@@ -77,24 +79,14 @@ def propose_seasons(
     rest, found = y - design @ np.linalg.lstsq(design, y, rcond=None)[0], list[Season]()
     floor = LEAST_EXPLAINED * rest.var()
     for _ in range(MAX_SEASONS):
-        frequencies, gain = _periodogram(t, rest, step, behind)
-        if len(gain) < 2:
+        known = [season.period for season in found]
+        shown = _strongest(t, rest, known, step, behind)
+        if len(known) == 1 and not (shown and _is_multiple(1 / shown[0], known[0], t[-1])):
+            shown = _longer(t, rest, known[0], step, behind) or shown
+        if shown is None:
             return
-        score = _with_harmonics(frequencies, gain, [season.period for season in found])
-        if score.max() < _threshold(len(gain)):
-            return
-        peak = frequencies[score.argmax()]
-        # The strongest may be a harmonic itself, of what two tests may show.
-        least, whole = -math.log(PART_CHANCE), [peak / m for m in (3, 2)]
-        whole = [f for f in whole if _stands_out(frequencies, gain, f, t[-1], least)]
-        frequency, known = next(iter(whole), peak), [season.period for season in found]
+        frequency, orders = shown
         most = int(_n_harmonics(np.array([frequency]), known)[0])
-        orders = [1]
-        for j in range(2, most + 1):
-            if _stands_out(frequencies, gain, j * frequency, t[-1], least):
-                orders.append(j)
-        frequency = _refined(t, rest, frequency, orders)
-        frequency = _snapped(t, rest, frequency, known, step, behind)
         most = min(most, math.ceil(0.5 / (frequency * step)) - 1)
         orders = _with_hidden(t, rest, frequency, orders, most, behind)
         rest, variances = _without(t, rest, frequency, orders)
@@ -102,6 +94,63 @@ def propose_seasons(
             return
         found.append(Season(1 / frequency, dict(zip(orders, variances, strict=True))))
         yield found[-1]
+
+
+def _strongest(
+    t: np.ndarray, rest: np.ndarray, known: list[float], step: float, behind: Behind
+) -> tuple[float, list[int]] | None:
+    """Frequency and orders of the season that stands out most; None where none does."""
+    frequencies, gain = _periodogram(t, rest, step, behind)
+    if len(gain) < 2:
+        return None
+    score = _with_harmonics(frequencies, gain, known)
+    if score.max() < _threshold(len(gain)):
+        return None
+    peak = frequencies[score.argmax()]
+    # The strongest may be a harmonic itself, of what two tests may show.
+    least, whole = -math.log(PART_CHANCE), [peak / m for m in (3, 2)]
+    whole = [f for f in whole if _stands_out(frequencies, gain, f, t[-1], least)]
+    frequency = next(iter(whole), peak)
+    orders = [1]
+    for j in range(2, int(_n_harmonics(np.array([frequency]), known)[0]) + 1):
+        if _stands_out(frequencies, gain, j * frequency, t[-1], least):
+            orders.append(j)
+    frequency = _refined(t, rest, frequency, orders)
+    return _snapped(t, rest, frequency, known, step, behind), orders
+
+
+def _is_multiple(period: float, of: float, span: float) -> bool:
+    """Whether a period is a few of another, to the resolution."""
+    whole = round(period / of)
+    return 2 <= whole <= MAX_WITHIN and abs(1 / period - 1 / (whole * of)) < SNAP_TO_PERIOD / span
+
+
+def _longer(
+    t: np.ndarray, rest: np.ndarray, period: float, step: float, behind: Behind
+) -> tuple[float, list[int]] | None:
+    """Frequency and orders of a season of a few of a period, whose waves stand out together.
+
+    One after the other they would not: the background follows the step from workdays to weekends.
+    """
+    waves, found = Waves(*_means(t, rest), behind), None
+    best = math.log((MAX_WITHIN - 1) / PEAK_CHANCE)
+    least = max(-math.log(PART_CHANCE), 0.5 * math.log(len(t)))
+    most = min(MAX_WITHIN, int((t[-1] + step) / (LEAST_CYCLES * period)))
+    for whole in range(2, most + 1):
+        orders = np.arange(1, whole)  # those below the first of the period
+        gain, each = waves.gain_together(orders / (whole * period))
+        score = _surprise(gain, len(orders))
+        if score > best and each.max() > least:
+            best, found = score, (1 / (whole * period), (orders[each > least]).tolist())
+    return found
+
+
+def _surprise(total: Any, n: int) -> Any:
+    """Of sums G of n gains, those of one as improbable at least.
+
+    G exceeds g by chance with at most exp(-(g - n - n log(g / n))) (Chernoff).
+    """
+    return total - n - n * np.log(np.maximum(total, n) / n)
 
 
 def _periodogram(
@@ -140,7 +189,12 @@ def _means(t: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _with_hidden(
-    t: np.ndarray, y: np.ndarray, frequency: float, orders: list[int], most: int, behind: Behind
+    t: np.ndarray,
+    y: np.ndarray,
+    frequency: float,
+    orders: list[int],
+    most: int,
+    behind: Behind,
 ) -> list[int]:
     """Harmonics found, and those that stand out of what these leave: beside them they were small.
 
@@ -158,10 +212,7 @@ def _with_hidden(
 
 
 def _with_harmonics(frequencies: np.ndarray, gain: np.ndarray, periods: list[float]) -> np.ndarray:
-    """Gains with those of harmonics, as improbable as one wave of that gain at least, (f,).
-
-    A sum G of J of them exceeds g by chance with at most exp(-(g - J - J log(g / J))) (Chernoff).
-    """
+    """Gains with those of harmonics, as improbable as one wave of that gain at least, (f,)."""
     spacing = frequencies[1] - frequencies[0]
     first, score, total = round(frequencies[0] / spacing), gain.copy(), gain.copy()
     most = _n_harmonics(frequencies, periods)
@@ -169,7 +220,7 @@ def _with_harmonics(frequencies: np.ndarray, gain: np.ndarray, periods: list[flo
         place = j * (first + np.arange(len(gain))) - first
         place = place[place < len(gain)]
         total = total[: len(place)] + ndimage.maximum_filter1d(gain, 2 * (j // 2) + 1)[place]
-        many = total - j - j * np.log(np.maximum(total, j) / j)
+        many = _surprise(total, j)
         many[most[: len(place)] < j] = 0
         score[: len(place)] = np.maximum(score[: len(place)], many)
     return score

@@ -71,7 +71,11 @@ class Waves:
 
     def __init__(self, t: np.ndarray, y: np.ndarray, behind: Behind) -> None:
         self._series, backgrounds = behind(t, y)
-        self._since, self._half, self._given = torch.from_numpy(t), 0.5 * max(len(t) - 4, 1), []
+        self._since, self._half, self._given = (
+            torch.from_numpy(t),
+            0.5 * max(len(t) - 4, 1),
+            [],
+        )
         y_column, values, misfit, columns_of_y = self._series.y[:, None], [], [], []
         for dynamics, noise in backgrounds:
             gaps, lags = self._series.gaps_of(dynamics), self._series.lags_of(dynamics)
@@ -91,6 +95,26 @@ class Waves:
         """Exact, (f,)."""
         found = [self._gain(2 * _likelihood_ratio(*part)) for part in self._products(frequencies)]
         return torch.cat(found).numpy()
+
+    def gain_together(self, frequencies: np.ndarray) -> tuple[float, np.ndarray]:
+        """What waves (f,) gain together, and each over that background beside the others, (f,)."""
+        best, f = (-math.inf, np.zeros(len(frequencies))), len(frequencies)
+        phase = self._since[:, None] * torch.from_numpy(2 * math.pi * frequencies)
+        design = torch.cat([self._series.y[:, None], phase.cos(), phase.sin()], 1)
+        for columns, misfit, value in zip(self._given, self._misfit, self._values, strict=True):
+            y, W = _whitened(columns, design).split([1, 2 * f], 1)
+            A, b = W.mT @ W, W.mT @ y  # (2f, 2f), (2f, 1)
+            covariance = torch.linalg.inv(A + _ROUNDING * A.trace() * torch.eye(2 * f).to(A))
+            weights = covariance @ b
+            left = (misfit - (b * weights).sum()).clamp(min=_ROUNDING * misfit)
+            gain = float(value - self._half * (left / misfit).log() - self._values.max())
+            if gain > best[0]:
+                pairs = torch.arange(2 * f).view(2, f).mT  # cosine and sine
+                own = covariance[pairs[:, :, None], pairs[:, None, :]]  # (f, 2, 2)
+                at = weights[pairs]  # (f, 2, 1)
+                each = (at * torch.linalg.solve(own, at)).sum((1, 2))
+                best = gain, (self._half * each / left).numpy()
+        return best
 
     def rough_gains(self, frequencies: np.ndarray) -> np.ndarray:
         """Of a grid (f,): cosine and sine orthogonal and alike, their size between some waves'."""
@@ -118,7 +142,13 @@ class Waves:
             waves = torch.cat([self._series.y[:, None], phase.cos(), phase.sin()], 1)
             white = torch.stack([_whitened(columns, waves) for columns in self._given])
             y, cosine, sine = white.split([1, len(some), len(some)], 2)
-            products = (cosine, y), (sine, y), (cosine, cosine), (sine, sine), (cosine, sine)
+            products = (
+                (cosine, y),
+                (sine, y),
+                (cosine, cosine),
+                (sine, sine),
+                (cosine, sine),
+            )
             yield *((a * b).sum(1) for a, b in products), self._misfit[:, None]
 
 

@@ -40,6 +40,13 @@ def test_periods_of_a_regular_grid_are_found():
     assert found == [24.0, 168.0]
 
 
+def test_a_step_of_the_weekend_beside_a_day_is_a_week():
+    """Each of its waves is small over a level that follows the step; together they stand out."""
+    rng, t = np.random.default_rng(0), np.arange(8.0 * 7 * 3)
+    profile = 0.8 * ((t // 8) % 7 < 5) + np.sin(2 * np.pi * t / 8)
+    assert periods(t, profile + 0.3 * rng.standard_normal(len(t))) == [8.0, 56.0]
+
+
 @pytest.mark.parametrize("n", [60, 400])  # by a matrix and by the filter
 def test_gains_are_ratios_of_likelihoods(n):
     """By dense matrices: the likeliest scale of each background, less two for level and slope."""
@@ -66,6 +73,33 @@ def test_gains_are_ratios_of_likelihoods(n):
         expected.append(max(log_likelihood(V, *wave) for V in covariances) - without)
     found = gains_of(t - t[0], y, f, lambda t, y: (series, backgrounds))
     np.testing.assert_allclose(found, expected, rtol=1e-8)
+
+
+def test_gains_of_waves_together_are_ratios_of_likelihoods():
+    """By dense matrices; of each beside the other over the likelier background (Wald)."""
+    rng, t, f, n = np.random.default_rng(0), np.arange(60.0), np.array([0.05, 0.11]), 60
+    y = np.sin(2 * np.pi * 0.05 * t) + 0.5 * np.cos(2 * np.pi * 0.11 * t) + rng.standard_normal(n)
+    kernels = 3.0 * Matern(2.0, nu=0.5), 0.1 * Matern(30.0, nu=0.5)
+    series = make_series(torch.tensor(t), torch.tensor(y))
+    backgrounds = [(Component(kernel).dynamics(), 0.5) for kernel in kernels]
+    found, each = Waves(t, y, lambda t, y: (series, backgrounds)).gain_together(f)
+    phase, values, walds = 2 * np.pi * np.outer(t, f), [], []
+    Phi = np.hstack([np.cos(phase), np.sin(phase)])
+    for kernel in kernels:
+        V = kernel(t[:, None]) + 0.5 * np.eye(n)
+        A, b = Phi.T @ np.linalg.solve(V, Phi), Phi.T @ np.linalg.solve(V, y)
+        w, q = np.linalg.solve(A, b), y @ np.linalg.solve(V, y)
+        likelihoods = [
+            -0.5 * np.linalg.slogdet(V)[1] - 0.5 * (n - 4) * np.log(left) for left in (q, q - w @ b)
+        ]
+        values.append(likelihoods)
+        pairs = [[0, 2], [1, 3]]
+        C = np.linalg.inv(A)
+        chi2 = [w[p] @ np.linalg.solve(C[np.ix_(p, p)], w[p]) for p in pairs]
+        walds.append(0.5 * (n - 4) * np.array(chi2) / (q - w @ b))
+    without, together = np.array(values).T
+    assert found == pytest.approx(together.max() - without.max(), rel=1e-8)
+    np.testing.assert_allclose(each, walds[together.argmax()], rtol=1e-6)
 
 
 @pytest.mark.parametrize("times", ["regular", "irregular", "business days"])
