@@ -175,7 +175,7 @@ class SWSGPClassifier(ProjectedClassifierMixin, SWSGPMixin, StreamingGPClassifie
         Of "variational" only, as the last three.
     moderation_ : float
         Share of the posterior variance of f over which probabilities average, chosen likewise from
-        0, 1/16, 1/4 and 1; 1 where no label is left out.
+        0, 1/16, 1/4 and 1; 1 where no label is left out, and by fewer than 100 of two classes.
     n_iter_ : int
         Steps that were taken.
     history_ : dict of lists

@@ -28,6 +28,7 @@ from skgp.inference.sparse import SparsePosterior, whitened_features
 from skgp.learning.defaults import (
     COUPLING_BETA,
     COUPLINGS,
+    FEW_ROWS,
     FEW_ROWS_COUPLING,
     FEW_ROWS_MODERATION,
     LABEL_SHARE,
@@ -155,8 +156,12 @@ def best_calibration(
     """Moderation and exponent of the coupling that predict left-out labels no worse than any.
 
     Of moderations, each with its `best_coupling`, the greatest of equals. Shapes as of
-    `best_coupling`; one column is two classes, whose exponent is 0.
+    `best_coupling`; one column is two classes, whose exponent is 0. Fewer than `FEW_ROWS` labels of
+    two classes choose none: of 150 digits, even or odd, in six orders they gained .005 nats in the
+    mean, and lost .05 once.
     """
+    if len(Y) < FEW_ROWS and Y.shape[1] == 1:
+        return 1.0, 0.0
     found = [
         _best_coupling(likelihood, Y, mean, moderation * var, weight) for moderation in _FROM_WHOLE
     ]
