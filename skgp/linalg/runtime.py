@@ -11,6 +11,7 @@ import functools
 import math
 import os
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -303,7 +304,11 @@ def _stored(value: Any) -> Any:
 
 def _restored(value: Any) -> Any:
     if isinstance(value, TensorArray):
-        return torch.from_numpy(value.array)
+        with (
+            warnings.catch_warnings()
+        ):  # what joblib's workers map is read only, and stays as it is
+            warnings.filterwarnings("ignore", ".*not writable", UserWarning)
+            return torch.from_numpy(value.array)
     if isinstance(value, DTypeName):
         return getattr(torch, value.name)
     return _mapped(_restored, value)

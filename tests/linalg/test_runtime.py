@@ -252,3 +252,14 @@ def test_free_memory_of_an_accelerator(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (5e9, 8e9))
     assert runtime.free_memory("cuda") == 5e9
+
+
+def test_arrays_that_workers_map_are_restored_without_a_warning(recwarn):
+    array = np.arange(3.0)
+    array.flags.writeable = False
+    torch.set_warn_always(True)
+    try:
+        restored = runtime._restored(runtime.TensorArray(array))
+    finally:
+        torch.set_warn_always(False)
+    assert restored.tolist() == [0.0, 1.0, 2.0] and not recwarn.list
