@@ -225,10 +225,7 @@ class SWSGPMixin(ProjectionMixin):
         blocks: MappedBlocks | None = None,
         rival: Kernel | None = None,
     ) -> tuple[SWSGPFit, bool]:
-        """Fit q(u) to `data`, or to blocks of which they are some; keep what both estimators do.
-
-        Returns the fit, and whether it began with an earlier one.
-        """
+        """Fit q(u) to `data`, or to blocks of them; the fit, and whether it began with another."""
         self._reads_blocks = blocks is not None
         Z, position = self._inducing(data, kernel, backend)
         each_row = len(Z) == len(distinct(data.X)[0])

@@ -411,7 +411,8 @@ PROBE_TOL, DRAW_TOL = 1e-3, 1e-2
 DRAW_NUMBERS, MOST_DRAWN, LEAST_DRAWS = 2**21, 5_000_000, 20
 # Newton's method for the mode: relative gradient, and steps at most.
 LATENT_TOL, LATENT_STEPS = 1e-8, 50
-# Relative residual of its first step from a mode nearby.
+# Relative residual of its first step from a mode nearby. Of 9400 labels of kin40k, at 2.2 times the
+# amplitude and 1.5 the lengths, it and 4 more take the place of 20 from whitened coordinates.
 START_TOL = 1e-2
 # Of the prior variance at a point, what rounding leaves uncertain of a residual beside inducing
 # points, in units of eps: without it the factors of DotProduct() + RBF() on columns of 1e9 fail

@@ -44,12 +44,7 @@ from skgp.inference.full_system import FullSystem
 from skgp.inference.natural import Posterior, fit_sites
 from skgp.kernels.gram import gram, gram_diag
 from skgp.likelihoods import Likelihood
-from skgp.linalg.cholesky import (
-    cho_inverse,
-    jittered_cholesky,
-    reverse_cholesky,
-    tri_solve,
-)
+from skgp.linalg.cholesky import cho_inverse, jittered_cholesky, reverse_cholesky, tri_solve
 from skgp.linalg.runtime import TensorState
 
 # ------------------------------------------------------------------------ features and moments

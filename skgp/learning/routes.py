@@ -16,9 +16,10 @@ Memory is that of the machine (:mod:`skgp.linalg.runtime`), or as asked: 8 GB ho
 thousand rows in float32 and its preconditioner.
 
 Where K is large, its numerical rank is asked first (:func:`low_rank_factor`). Else one log density
-decides (:func:`compare_routes`): held out are some observations at random, as in gapless data, and
-all of some discs, as spatial data with gaps need; the score of a route is the mean of the two mean
-log densities. It is tried at a small size, and what it would gain at full size is extrapolated:
+decides (:mod:`skgp.learning.route_trials`): held out are some observations at random, as in gapless
+data, and all of some discs, as spatial data with gaps need; the score of a route is the mean of the
+two mean log densities. It is tried at a small size, and what it would gain at full size is
+extrapolated:
 
 ==========  ============================================  =========================================
 route       tried                                         extrapolated
@@ -33,7 +34,6 @@ cg          the exact GP, which it is: 512 neighbours     --
 Conjugate gradients must then also be affordable: flops are counted.
 """
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -42,30 +42,20 @@ from torch import Tensor
 
 from skgp.data import Data
 from skgp.inference.neighbors.kriging import KrigingModel
-from skgp.inference.neighbors.search import NeighborSearch
 from skgp.inference.pathwise import affordable_rank, pivoted_factor
 from skgp.kernels.expression import split_noise
 from skgp.kernels.gram import gram_diag, gram_tile
 from skgp.kernels.operators import KernelOperator
 from skgp.kernels.spectra import has_spectral_density
 from skgp.learning.defaults import (
-    CG_FLOPS,
-    CG_ITERATIONS,
     CHOLESKY_FEATURES,
     CHOLESKY_ROWS,
     DENSE_MATRICES,
-    DISC_ROWS,
-    DISC_SHARE,
-    DISCS,
-    ENTRY_FLOPS,
-    EXACT_NEIGHBORS,
-    EXACT_SCORED,
     FACTOR_ROWS,
     GRAM_FLOPS,
     GRAM_MATRICES,
     LARGEST_LEFT,
     LEAST_EFFECT,
-    LEAST_GAIN,
     LEFT_ROWS,
     LOW_RANK,
     LOW_RANK_RESIDUAL,
@@ -73,11 +63,7 @@ from skgp.learning.defaults import (
     N_SCALES,
     PRECONDITIONER_RANK,
     PROBED_ROWS,
-    SCORED,
-    SOLVED_ROWS,
     STOCHASTIC_FEATURES,
-    TRIAL_FEATURES,
-    TRIAL_ROWS,
 )
 from skgp.learning.plan import Fit, Plan, Problem, matrix_room, refuse_other, warn_of_too_many
 from skgp.linalg.preconditioners import LowRank
@@ -216,19 +202,6 @@ def _choose_solver(basis: str, n_basis: int, n: int) -> str:
 
 # ---- large data
 
-#: Maps data and a plan in weight space to a posterior and its noise variance.
-Fitter = Callable[[Data, Plan], Fit]
-
-
-def in_weight_space(plan: Plan, asked: Plan, n: int, kernel) -> Plan | None:
-    """What held-out data compare with neighbours and the exact GP of n observations, resolved.
-
-    None where a resolved plan is the exact GP and its kernel matrix is kept and soon solved with.
-    """
-    if plan.space(n) != "function":
-        return plan
-    return None if n <= SOLVED_ROWS else resolve(replace(asked, solver="cholesky"), n, kernel)
-
 
 def fit_low_rank(
     p: Problem, asked: Plan, fit_weights: Callable[[Problem, Plan, Tensor], Fit]
@@ -328,80 +301,3 @@ def local_posterior(kernel, data: Data, noise: float, n_neighbors: int) -> Local
         KrigingModel(kernel, noise, data.X, Y, data.weight, zero, n_neighbors, n_scales=N_SCALES),
         several=data.y.ndim > 1,
     )
-
-
-def compare_routes(
-    kernel, data: Data, noise: float, weights: Plan, fit: Fitter, *, generator: torch.Generator
-) -> Plan:
-    """The plan of the route that predicts held-out data best; its `reason` tells all figures.
-
-    `weights` is a resolved plan in weight space. The covariance is left to be chosen. Some ``3e10``
-    flops whatever n, beside the search for neighbours, ``O(n log n)``.
-    """
-    n = len(data)
-    kept, random, disc = hold_out(kernel, data.X, generator)
-    rest = data.take(kept)
-
-    def score(posterior, noise: float, size: int = SCORED) -> float:
-        parts = data.take(random[:size]), data.take(disc[:size])
-        return sum(_log_density(posterior, noise, part) for part in parts) / 2
-
-    near = local_posterior(kernel, rest, noise, N_NEIGHBORS)
-    local = score(near, noise)
-    order = torch.randperm(len(rest), generator=generator, device=generator.device)
-    few = rest.take(order[:TRIAL_ROWS])
-    trials = []
-    for m in TRIAL_FEATURES:
-        m = min(m, max(2, len(few) // 4 * 2))
-        trial = fit(few, replace(weights, n_basis=m, covariance="full"))
-        trials.append(score(trial.posterior, trial.noise))
-    many = _extrapolated(trials, math.log2(weights.size / TRIAL_FEATURES[-1]))
-    wide = local_posterior(kernel, rest, noise, EXACT_NEIGHBORS)
-    gain = score(wide, noise, EXACT_SCORED) - score(near, noise, EXACT_SCORED)
-    flops = CG_ITERATIONS * float(n) ** 2 * ENTRY_FLOPS
-    affordable = flops <= CG_FLOPS.get(data.X.device.type, CG_FLOPS["cpu"])
-    reason = (
-        f"the kernel matrix of {n} observations is large; log density of held-out data, at random "
-        f"and in discs: {N_NEIGHBORS} neighbours {local:.3f}; "
-        f"{weights.basis} functions {trials[0]:.3f} ({TRIAL_FEATURES[0]}), {trials[1]:.3f} "
-        f"({TRIAL_FEATURES[1]}), extrapolated {many:.3f} ({weights.size}); exact, "
-        f"by {EXACT_NEIGHBORS} neighbours, {local + gain:.3f} "
-        f"({'' if affordable else 'not '}affordable: {flops:.0e} flops)"
-    )
-    if affordable and local + gain > max(many, local) + LEAST_GAIN:
-        return Plan("inducing", n, "cg", reason=reason)
-    if many > local:
-        return replace(weights, reason=reason)
-    return Plan("neighbors", N_NEIGHBORS, "cholesky", reason=reason)
-
-
-def hold_out(kernel, X: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
-    """Indices kept, held out at random, and in discs in the metric of the kernel."""
-    n = len(X)
-    order = torch.randperm(n, generator=generator)
-    centres = X[order[:DISCS].to(X.device)]
-    size = max(1, min(int(DISC_SHARE * n), DISC_ROWS))
-    members = NeighborSearch(kernel, X).query(centres, size).reshape(-1).unique()
-    inside = torch.zeros(n, dtype=torch.bool, device=X.device)
-    inside[members] = True
-    order = order.to(X.device)
-    random = order[~inside[order]][:SCORED]
-    disc = order[inside[order]][:SCORED]
-    kept = ~inside
-    kept[random] = False
-    return kept.nonzero()[:, 0], random, disc
-
-
-def _extrapolated(scores: list[float], doublings: float) -> float:
-    """Score after more doublings of m, each of which gains half of what the one before did."""
-    gain = max(scores[-1] - scores[-2], 0.0)
-    return scores[-1] + gain * (1 - 0.5**doublings)
-
-
-def _log_density(posterior, noise: float, data: Data) -> float:
-    """Mean log density of the observations, in nats; of several targets over all."""
-    mean, variance = posterior.mean_and_variance(data.X)
-    variance = variance + data.row_noise(data.y.new_tensor(noise))
-    variance = variance if mean.ndim == 1 else variance[:, None]
-    density = -0.5 * ((data.y - mean).square() / variance + (2 * math.pi * variance).log())
-    return float(density.mean())

@@ -264,10 +264,8 @@ def neighbors_of(
 ) -> Tensor:
     """Neighbours (t, H) of some rows, or all, before them, beside inducing points Z (m, d).
 
-    Of more than `VECCHIA_INDUCING` points in the order of `choose_inducing` the first ones tell
-    which neighbours leave the least variance. `noise` (n,) are its variances, none by default.
+    `noise` (n,) are its variances, none by default.
     """
-    Z = Z[:VECCHIA_INDUCING]
     features = global_features(signal, X, Z, inducing_factor(signal, Z))
     return earlier_neighbors(signal, X, n_neighbors, features, rows, noise)
 

@@ -161,6 +161,7 @@ class _HeldOut:
         out = held_out_rows(target, n_out, model[2], classes=classes)
         self._held = held = torch.from_numpy(out).to(data.X.device)
         self.rows, self.rest = data.take(held), data.take(~held)
+        # The same draws in every trial, whose losses are compared.
         self._seed = int(torch.randint(2**31, (), generator=model[2]))
 
     def best(self, kernels: list, sizes: list[int]) -> _Trial:

@@ -40,7 +40,6 @@ import torch
 from torch import Tensor
 
 from skgp.blocks import Blocks, MappedBlocks
-from skgp.data import Data
 from skgp.inference import pathwise
 from skgp.inference.exact import CovarianceChoice, fit_dense, fit_iterative
 from skgp.inference.laplace import hessian_covariance, laplace_covariance, log_evidence
@@ -60,7 +59,7 @@ from skgp.inference.weights.posterior import AugmentedPosterior, ClassifierPoste
 from skgp.inference.weights.robust import fit_robust
 from skgp.inference.weights.solvers import gauss_seidel, weights_cg
 from skgp.kernels.gram import gram_diag
-from skgp.learning import defaults, routes
+from skgp.learning import defaults, route_trials, routes
 from skgp.learning.amplitude import AmplitudeProblem, choose_amplitude
 from skgp.learning.plan import (
     Fit,
@@ -72,7 +71,7 @@ from skgp.learning.plan import (
     training_design,
     unit_prior_basis,
 )
-from skgp.learning.routes import compare_routes, local_posterior
+from skgp.learning.routes import local_posterior
 from skgp.learning.stochastic import SomeRows, fit_stochastic, fit_stochastic_classifier
 from skgp.linalg import NumericalWarning, warn_caller
 from skgp.optim.stopping import StopRecorder
@@ -97,13 +96,9 @@ def fit_regression(p: Problem, asked: Plan, *, state: Any = None) -> Fit:
         fit = routes.fit_low_rank(p, asked, fit_weights)
         if fit is not None:
             return fit
-        weights = routes.in_weight_space(plan, asked, n, p.kernel)
+        weights = route_trials.in_weight_space(plan, asked, n, p.kernel)
         if weights is not None and asked.covariance in ("auto", "full"):
-
-            def trial(some: Data, plan: Plan) -> Fit:
-                return fit_weights(replace(p, data=some, callback=None), plan)
-
-            plan = compare_routes(p.kernel, data, p.noise, weights, trial, generator=p.generator)
+            plan = route_trials.compare_routes(p, weights, fit_weights)
             plan = routes.with_covariance(plan, "auto", n)
     check_memory(plan, n)
     if plan.space(n) == "local":

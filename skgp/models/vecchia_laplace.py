@@ -64,7 +64,7 @@ from skgp.inference.vecchia.neighbors import order_of
 from skgp.kernels.expression import split_noise
 from skgp.learning.calibration import best_coupling, choose_moderation
 from skgp.learning.classification_hyperparameters import stratified_order
-from skgp.learning.defaults import LEAST_PRECISION, VECCHIA_LEFT_OUT
+from skgp.learning.defaults import LEAST_PRECISION, VECCHIA_INDUCING, VECCHIA_LEFT_OUT
 from skgp.learning.search import HyperparameterFit
 from skgp.learning.vecchia import VecchiaSettings, choose_inducing, neighbors_of
 from skgp.learning.vecchia_labels import fit_labels, inducing_by_default
@@ -194,10 +194,11 @@ def _at_mode(
 ) -> tuple[VecchiaLaplaceFit, LatentEvidence, LatentMode]:
     """Inducing points, neighbours, mode and posterior of given hyper-parameters.
 
-    From f (n, c) near the mode, if there is one.
+    From f (n, c) near the mode, if there is one. The first `VECCHIA_INDUCING` of more inducing
+    points, which leave less and less variance, choose the neighbours.
     """
     Z = choose_inducing(kernel, data.X, settings.n_inducing or 0, generator)
-    index = neighbors_of(kernel, data.X, settings.n_neighbors, Z)
+    index = neighbors_of(kernel, data.X, settings.n_neighbors, Z[:VECCHIA_INDUCING])
     problem = LatentEvidence(kernel, data, index, Z, likelihood, offset, generator, start)
     parameters = likelihood.initial(data.X) if parameters is None else parameters
     solve: list[float] = []

@@ -6,6 +6,7 @@ import torch
 from sklearn.gaussian_process.kernels import Matern
 
 from skgp.data import Data
+from skgp.inference.vecchia.hessian import hessian
 from skgp.learning.vecchia import neighbors_of
 from skgp.learning.vecchia_laplace import LatentEvidence
 from skgp.likelihoods import Bernoulli
@@ -38,6 +39,26 @@ def test_gradient_is_that_of_the_value(m, link):
     for i, step in enumerate(1e-5 * np.eye(3)):
         ends = [objective(KERNEL.theta + s)[0] for s in (step, -step)]
         np.testing.assert_allclose(gradient[i], (ends[0] - ends[1]) / 2e-5, atol=1e-7)
+
+
+def test_draws_with_what_a_mode_has_are_those_made_anew(monkeypatch):
+    """And the same at the same seed, by which trials are compared."""
+    monkeypatch.setattr("skgp.inference.vecchia.latent_posterior.LATENT_CUBES", 0.0)
+    problem = evidence(labelled())
+    mode = problem.mode(problem.conditionals(KERNEL.theta))
+    anew, at_hand = (problem.posterior(mode, KERNEL, 8, seed=3) for _ in range(2))
+    at_hand.draw(mode.root, hessian(mode.root, mode.curvature, dense=False))
+    for a, b in zip(anew.spread, at_hand.__dict__["spread"], strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-10)
+
+
+def test_some_observations_begin_with_their_f_and_the_first_inducing_points(monkeypatch):
+    monkeypatch.setattr("skgp.learning.vecchia_laplace.VECCHIA_INDUCING", 3)
+    problem, rows = evidence(labelled()), torch.arange(0, 50, 2)
+    mode = problem.mode(problem.conditionals(KERNEL.theta))
+    some = problem.some(KERNEL, rows)
+    assert torch.equal(some.Z, problem.Z[:3])
+    assert torch.equal(some.start, mode.latent[rows])
 
 
 def test_columns_add_up():

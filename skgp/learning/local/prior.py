@@ -257,7 +257,6 @@ class Trial:
     var: Tensor  # (p, c)
     losses: Tensor  # (p,); negative log predictive densities, in nats
     score: float  # their weighted mean
-    coupling: float  # of several classes
     history: list[float] = field(default_factory=list)  # all scores, in the order tried
 
 
@@ -349,7 +348,7 @@ class _Search:
         losses = negative_log_score(judge, self.held_out.y, mean, var, coupling)
         weight = torch.ones_like(losses) if weight is None else weight
         score = float((weight @ losses) / weight.sum())
-        return Trial(amplitude, kl_factor, fit.q, mean, var, losses, score, coupling)
+        return Trial(amplitude, kl_factor, fit.q, mean, var, losses, score)
 
 
 def negative_log_score(

@@ -131,6 +131,7 @@ def _longer(
     """Frequency and orders of a season of a few of a period, whose waves stand out together.
 
     One after the other they would not: the background follows the step from workdays to weekends.
+    Together they have to be as improbable as a peak, one of them too, at the price of a parameter.
     """
     waves, found = Waves(*_means(t, rest), behind), None
     best = math.log((MAX_WITHIN - 1) / PEAK_CHANCE)
@@ -141,7 +142,7 @@ def _longer(
         gain, each = waves.gain_together(orders / (whole * period))
         score = _surprise(gain, len(orders))
         if score > best and each.max() > least:
-            best, found = score, (1 / (whole * period), (orders[each > least]).tolist())
+            best, found = score, (1 / (whole * period), orders[each > least].tolist())
     return found
 
 
@@ -189,12 +190,7 @@ def _means(t: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _with_hidden(
-    t: np.ndarray,
-    y: np.ndarray,
-    frequency: float,
-    orders: list[int],
-    most: int,
-    behind: Behind,
+    t: np.ndarray, y: np.ndarray, frequency: float, orders: list[int], most: int, behind: Behind
 ) -> list[int]:
     """Harmonics found, and those that stand out of what these leave: beside them they were small.
 

@@ -71,11 +71,8 @@ class Waves:
 
     def __init__(self, t: np.ndarray, y: np.ndarray, behind: Behind) -> None:
         self._series, backgrounds = behind(t, y)
-        self._since, self._half, self._given = (
-            torch.from_numpy(t),
-            0.5 * max(len(t) - 4, 1),
-            [],
-        )
+        self._since, self._half = torch.from_numpy(t), 0.5 * max(len(t) - 4, 1)
+        self._given: list[Any] = []
         y_column, values, misfit, columns_of_y = self._series.y[:, None], [], [], []
         for dynamics, noise in backgrounds:
             gaps, lags = self._series.gaps_of(dynamics), self._series.lags_of(dynamics)
@@ -97,7 +94,11 @@ class Waves:
         return torch.cat(found).numpy()
 
     def gain_together(self, frequencies: np.ndarray) -> tuple[float, np.ndarray]:
-        """What waves (f,) gain together, and each over that background beside the others, (f,)."""
+        r"""What waves (f,) gain together, and each over that background beside the others, (f,).
+
+        Together :math:`g` of the module, with the cosines and sines of all for :math:`\Phi`; each
+        half the Wald statistic of its two weights, times n - 4 over what is left of q.
+        """
         best, f = (-math.inf, np.zeros(len(frequencies))), len(frequencies)
         phase = self._since[:, None] * torch.from_numpy(2 * math.pi * frequencies)
         design = torch.cat([self._series.y[:, None], phase.cos(), phase.sin()], 1)
@@ -142,13 +143,7 @@ class Waves:
             waves = torch.cat([self._series.y[:, None], phase.cos(), phase.sin()], 1)
             white = torch.stack([_whitened(columns, waves) for columns in self._given])
             y, cosine, sine = white.split([1, len(some), len(some)], 2)
-            products = (
-                (cosine, y),
-                (sine, y),
-                (cosine, cosine),
-                (sine, sine),
-                (cosine, sine),
-            )
+            products = (cosine, y), (sine, y), (cosine, cosine), (sine, sine), (cosine, sine)
             yield *((a * b).sum(1) for a, b in products), self._misfit[:, None]
 
 
