@@ -7,8 +7,13 @@ from scipy.integrate import quad
 from scipy.special import expit
 from scipy.stats import norm
 
-from skgp.learning.calibration import choose_moderation, class_log_density, mean_scores
-from skgp.learning.defaults import FEW_ROWS_MODERATION, MODERATIONS
+from skgp.learning.calibration import (
+    best_calibration,
+    choose_moderation,
+    class_log_density,
+    mean_scores,
+)
+from skgp.learning.defaults import FEW_ROWS, FEW_ROWS_MODERATION, MODERATIONS
 from skgp.likelihoods import Bernoulli
 
 
@@ -91,3 +96,11 @@ def test_few_labels_do_not_say_how_to_moderate():
         var, ones = torch.full_like(mean, 0.2), torch.ones(20, dtype=torch.float64)
         chosen.append(choose_moderation(Bernoulli(), Y.double(), mean, var, ones)[0])
     assert np.mean(np.array(chosen) == FEW_ROWS_MODERATION) > 0.8
+
+
+@pytest.mark.parametrize(("n", "best"), [(FEW_ROWS - 1, 1.0), (FEW_ROWS, 0.0)])
+def test_few_labels_of_two_classes_keep_all_of_the_variance(n, best):
+    """Labels that the means tell for sure."""
+    mean = torch.linspace(-3, 3, n, dtype=torch.float64)[:, None]
+    Y, var = torch.where(mean < 0, -1.0, 1.0).double(), torch.full_like(mean, 20.0)
+    assert best_calibration(Bernoulli(), Y, mean, var) == (best, 0.0)
