@@ -26,6 +26,7 @@ from skgp.inference.vecchia.conditionals import Conditionals
 from skgp.inference.vecchia.hessian import hessian, probes
 from skgp.inference.vecchia.posterior import VecchiaPosterior
 from skgp.inference.vecchia.root import VecchiaRoot
+from skgp.linalg.rows import take_rows
 from skgp.linalg.runtime import tile_rows
 
 
@@ -91,4 +92,4 @@ class LatentPosterior(VecchiaPosterior):
 
     def _unknown(self, active: Tensor, weights: Tensor, contrast: Tensor) -> Tensor:
         at_points, of_u = self.spread
-        return (weights[:, None] @ at_points[active])[:, 0] + contrast @ of_u  # (t, c k)
+        return (weights[:, None] @ take_rows(at_points, active))[:, 0] + contrast @ of_u  # (t, c k)
