@@ -95,8 +95,8 @@ class ScaledDistance:
         """Distances (n, k) of rows X from points `found` (n, k), in float64."""
         step = max(1, SEARCH_CACHED // (found.shape[1] * X.shape[1]))
         pieces = zip(X.split(step), found.split(step), strict=True)
-        found = [self._differences(rows, take_rows(self.Z, near)) for rows, near in pieces]
-        return torch.cat(found)
+        distances = [self._differences(rows, take_rows(self.Z, near)) for rows, near in pieces]
+        return torch.cat(distances)
 
     def measure_all(self, X: Tensor) -> Tensor:
         """Distances (n, M) from all points, in float64."""
