@@ -101,11 +101,16 @@ from skgp.likelihoods import Bernoulli
 
 
 class BaseGPClassifier(ClassifierMixin, BaseGP):
-    r"""The predictive interface of every classifier.
+    """The predictive interface of every classifier.
 
     With two classes the probability of ``classes_[1]`` is :math:`P(Y = +1)`; with more, the
     probabilities of one class against the rest are divided by their sum. The hooks that a concrete
     classifier provides are listed at the top of this module.
+
+    Parameters
+    ----------
+    class_weight : dict, "balanced" or None, default=None
+        Weights of classes, which multiply those of observations.
 
     Attributes
     ----------

@@ -91,8 +91,7 @@ class BayesianGPRegressor(BaseGPRegressor):
         Gaussian process, exact and, by "cg", large.
     normalize_y : bool, default=True
         Centre and scale the targets; ``kernel_`` is then in units of the scaled target.
-    random_state : int, RandomState instance or None, default=None
-        Seed of whatever a fit draws; an int makes fits repeatable.
+    {random_state}
     device : str or torch.device, default="auto"
         "auto" is "cuda" where there is one and at least 500
         observations, else "cpu".
@@ -102,12 +101,7 @@ class BayesianGPRegressor(BaseGPRegressor):
         are in float32, and factorisations in float64.
     n_jobs : int or None, default=None
         Jobs of joblib, over points or chains. Results do not depend on it.
-    memory_budget : float or None, default=None
-        Bytes that a fit or a prediction may take beyond the data and the model. None is 70% of
-        what is free on the device. Less makes tiles smaller and computes anew what was kept; what
-        cannot fit is refused before it begins.
-    verbose : int, default=0
-        1 prints one line per stage, 2 one per iteration.
+    {memory_budget, verbose}
 
     Attributes
     ----------
@@ -143,10 +137,7 @@ class BayesianGPRegressor(BaseGPRegressor):
         Iterations of the search for the optimum and parts of the sampling, as in ``history_``.
     history_ : dict of lists
         What was reported after each iteration, by name.
-    interrupted_ : bool
-        Whether Ctrl-C stopped the fit.
-    n_features_in_ : int
-    feature_names_in_ : ndarray of str
+    {interrupted_, n_features_in_, feature_names_in_}
     y_mean_, y_scale_ : float
 
     See Also

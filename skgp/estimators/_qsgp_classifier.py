@@ -95,15 +95,7 @@ class QSGPClassifier(ProjectedClassifierMixin, QSGPMixin, StreamingGPClassifier)
         Observations sampled an iteration of "sgd".
     n_support : int, default=200
         Observations that shape the directions of "sgd"; 0 for plain AdaGrad.
-    augment : bool, default=True
-        Add a basis function at each test point to the inducing basis, so that variances
-        return to the prior's far from the data.
-    feature_map : {"orthogonal", "iid", "hadamard"}, default="orthogonal"
-        How Fourier frequencies are drawn.
-    class_weight : dict, "balanced" or None, default=None
-        Weights of classes, which multiply those of observations.
-    optimizer : "auto" or None, default="auto"
-        None keeps the kernel's hyper-parameters.
+    {augment, feature_map, class_weight, optimizer}
     max_iter : int or None, default=None
         Newton steps (30 by default), or iterations of "sgd" (1000).
     tol : float or None, default=None
@@ -114,30 +106,16 @@ class QSGPClassifier(ProjectedClassifierMixin, QSGPMixin, StreamingGPClassifier)
     warm_start : bool, default=False
         Start from the hyper-parameters of the last fit and, with "sgd", from its weights. Another
         kernel, likelihood, basis, projection, number of columns or set of classes begins anew.
-    random_state : int, RandomState instance or None, default=None
-        Seed of whatever a fit draws; an int makes fits repeatable.
-    device : str or torch.device, default="auto"
-        Of the fit and its predictions; "auto" is "cuda" where there is one and at least 500
-        observations, else "cpu".
+    {random_state, device}
     dtype : {"float64", "float32"}, default="float64"
         Of the features of the fit. Beyond 2e7 of them (observations times basis functions) they are
         float32 either way, where a comparison shows that they can. Predictions are in float64.
-    n_jobs : int or None, default=None
-        Threads. None is one, but all that torch has for large matrix operations; a number is for
-        these, and from 2000 observations on for everything: -1, all processors, pays on an idle
-        machine.
-    memory_budget : float or None, default=None
-        Bytes that a fit or a prediction may take beyond the data and the model. None is 70% of
-        what is free on the device. Less makes tiles smaller and computes anew what was kept; what
-        cannot fit is refused before it begins.
-    verbose : int, default=0
-        1 prints one line per stage, 2 one per iteration.
+    {n_jobs, memory_budget, verbose}
 
     Attributes
     ----------
     classes_ : ndarray of shape (n_classes,)
-    kernel_ : Kernel
-        With the hyper-parameters learned.
+    {kernel_}
     basis_, solver_, covariance_ : str
     n_basis_ : int
     reason_ : str
@@ -162,10 +140,7 @@ class QSGPClassifier(ProjectedClassifierMixin, QSGPMixin, StreamingGPClassifier)
         With ``basis="relevance"``: the observations that are relevance vectors.
     n_relevance_vectors_ : int
         Their number.
-    interrupted_ : bool
-        Whether Ctrl-C stopped the fit.
-    n_features_in_ : int
-    feature_names_in_ : ndarray of str
+    {interrupted_, n_features_in_, feature_names_in_}
 
     See Also
     --------

@@ -37,7 +37,16 @@ OPTIONAL = {
 
 
 class QSGPMixin(BaseGP):
-    """Plans, options, warm starts and fitted attributes of both QSGP estimators."""
+    """Plans, options, warm starts and fitted attributes of both QSGP estimators.
+
+    Parameters
+    ----------
+    augment : bool, default=True
+        Add a basis function at each test point to the inducing basis, so that variances
+        return to the prior's far from the data.
+    feature_map : {"orthogonal", "iid", "hadamard"}, default="orthogonal"
+        How Fourier frequencies are drawn.
+    """
 
     basis: str
     n_basis: int | None
