@@ -13,7 +13,8 @@ from sklearn.gaussian_process.kernels import Kernel
 from skgp.blocks import MappedBlocks
 from skgp.data import Data
 from skgp.estimators._base import Backend, arrays, to_tensor
-from skgp.estimators._base_classifier import StreamingGPClassifier, coded_columns
+from skgp.estimators._base_classifier import StreamingGPClassifier
+from skgp.estimators._classification_data import coded_columns
 from skgp.estimators._fitting import FitSession
 from skgp.estimators._parameters import StrOptions, warn_at_bounds
 from skgp.estimators._projection import ProjectedClassifierMixin
