@@ -1,6 +1,7 @@
 """Display of an additive model: what each of its components adds to f."""
 
 from collections.abc import Sequence
+from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -24,6 +25,7 @@ N_DISCRETE = 20  # shape: of an axis
 TENTHS = np.arange(1, 10) / 10  # mathematical
 
 
+@dataclass(eq=False, repr=False)
 class AdditiveEffectsDisplay:
     """The components of a state-space GP, one panel each, in bands that should hold them.
 
@@ -58,26 +60,15 @@ class AdditiveEffectsDisplay:
         One a panel and class.
     """
 
-    def __init__(
-        self,
-        x: Sequence[np.ndarray],
-        mean: Sequence[np.ndarray],
-        std: Sequence[np.ndarray],
-        *,
-        coverage: float,
-        panel_names: Sequence[str],
-        target_name: str = "effect",
-        deciles: Sequence[np.ndarray] | None = None,
-        class_names: Sequence[str] | None = None,
-    ) -> None:
-        self.x = x
-        self.mean = mean
-        self.std = std
-        self.coverage = coverage
-        self.panel_names = panel_names
-        self.target_name = target_name
-        self.deciles = deciles
-        self.class_names = class_names
+    x: Sequence[np.ndarray]
+    mean: Sequence[np.ndarray]
+    std: Sequence[np.ndarray]
+    _: KW_ONLY
+    coverage: float
+    panel_names: Sequence[str]
+    target_name: str = "effect"
+    deciles: Sequence[np.ndarray] | None = None
+    class_names: Sequence[str] | None = None
 
     @classmethod
     def from_estimator(

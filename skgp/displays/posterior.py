@@ -1,6 +1,7 @@
 """Displays of a posterior over hyper-parameters: the way of its chains, and its densities."""
 
 from collections.abc import Sequence
+from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 
+@dataclass(eq=False, repr=False)
 class TraceDisplay:
     """Draws of the hyper-parameters in the order in which they were taken, a panel for each.
 
@@ -40,18 +42,11 @@ class TraceDisplay:
         One a panel and chain: lines, or collections of points where there are weights.
     """
 
-    def __init__(
-        self,
-        draws: Sequence[np.ndarray],
-        names: Sequence[str],
-        *,
-        weights: Sequence[np.ndarray] | None = None,
-        r_hat: np.ndarray | None = None,
-    ) -> None:
-        self.draws = draws
-        self.names = names
-        self.weights = weights
-        self.r_hat = r_hat
+    draws: Sequence[np.ndarray]
+    names: Sequence[str]
+    _: KW_ONLY
+    weights: Sequence[np.ndarray] | None = None
+    r_hat: np.ndarray | None = None
 
     @classmethod
     def from_estimator(
@@ -157,6 +152,7 @@ class TraceDisplay:
         return points
 
 
+@dataclass(eq=False, repr=False)
 class PosteriorDisplay:
     """Posterior densities of the hyper-parameters, a panel for each, over those of their priors.
 
@@ -186,20 +182,12 @@ class PosteriorDisplay:
         The latter two empty without priors and mode.
     """
 
-    def __init__(
-        self,
-        x: Sequence[np.ndarray],
-        density: Sequence[np.ndarray],
-        names: Sequence[str],
-        *,
-        prior_density: Sequence[np.ndarray] | None = None,
-        mode: np.ndarray | None = None,
-    ) -> None:
-        self.x = x
-        self.density = density
-        self.names = names
-        self.prior_density = prior_density
-        self.mode = mode
+    x: Sequence[np.ndarray]
+    density: Sequence[np.ndarray]
+    names: Sequence[str]
+    _: KW_ONLY
+    prior_density: Sequence[np.ndarray] | None = None
+    mode: np.ndarray | None = None
 
     @classmethod
     def from_estimator(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 LEVELS = np.linspace(0.05, 0.95, 19)  # mathematical
 
 
+@dataclass(eq=False, repr=False)
 class PredictiveBandDisplay:
     """The predictive mean along one feature, in a band that should hold a given share of y.
 
@@ -50,26 +52,15 @@ class PredictiveBandDisplay:
         Of the mean, the band and the observations (None without).
     """
 
-    def __init__(
-        self,
-        x: np.ndarray,
-        mean: np.ndarray,
-        lower: np.ndarray,
-        upper: np.ndarray,
-        *,
-        coverage: float,
-        observed: tuple[np.ndarray, np.ndarray] | None = None,
-        feature_name: str = "x",
-        target_name: str = "y",
-    ) -> None:
-        self.x = x
-        self.mean = mean
-        self.lower = lower
-        self.upper = upper
-        self.coverage = coverage
-        self.observed = observed
-        self.feature_name = feature_name
-        self.target_name = target_name
+    x: np.ndarray
+    mean: np.ndarray
+    lower: np.ndarray
+    upper: np.ndarray
+    _: KW_ONLY
+    coverage: float
+    observed: tuple[np.ndarray, np.ndarray] | None = None
+    feature_name: str = "x"
+    target_name: str = "y"
 
     @classmethod
     def from_estimator(
@@ -178,6 +169,7 @@ class PredictiveBandDisplay:
         return self
 
 
+@dataclass(eq=False, repr=False)
 class CoverageDisplay:
     """How often central predictive intervals hold the target, against how often they should.
 
@@ -200,12 +192,10 @@ class CoverageDisplay:
     line_, diagonal_ : matplotlib Line2D
     """
 
-    def __init__(
-        self, nominal: np.ndarray, observed: np.ndarray, *, estimator_name: str | None = None
-    ) -> None:
-        self.nominal = nominal
-        self.observed = observed
-        self.estimator_name = estimator_name
+    nominal: np.ndarray
+    observed: np.ndarray
+    _: KW_ONLY
+    estimator_name: str | None = None
 
     @classmethod
     def from_estimator(

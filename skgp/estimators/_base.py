@@ -26,6 +26,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from skgp.blocks import MappedBlocks
 from skgp.data import Data, distinct_observations, merge_replicates
 from skgp.estimators._compat import CallbackSupportMixin, check_sample_weight
+from skgp.estimators._documentation import DescribedEstimator
 from skgp.estimators._fitting import FitSession, asked_model, shape_of
 from skgp.estimators._parameters import (
     Interval,
@@ -119,7 +120,7 @@ def to_tensor(
     return tensor.to(device=device, dtype=dtype)
 
 
-class BaseGP(CallbackSupportMixin, BaseEstimator, metaclass=ABCMeta):
+class BaseGP(DescribedEstimator, CallbackSupportMixin, BaseEstimator, metaclass=ABCMeta):
     """Validation, computing resources, kernel and latent process of every estimator.
 
     The latent arrays of a classifier have a second axis, one column a latent process: (n, c) where

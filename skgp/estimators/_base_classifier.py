@@ -52,7 +52,6 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -63,31 +62,19 @@ from sklearn.base import ClassifierMixin
 from sklearn.gaussian_process.kernels import Kernel
 from sklearn.metrics import accuracy_score
 from sklearn.utils import gen_batches
-from sklearn.utils.multiclass import check_classification_targets
 
-from skgp.blocks import Blocks, MappedBlocks
 from skgp.data import Data
-from skgp.estimators._base import Backend, BaseGP, keep_weighted_rows, merged, to_tensor
+from skgp.estimators._base import Backend, merged, to_tensor
 from skgp.estimators._blocks import (
-    checked_moments,
-    class_blocks,
-    class_masses,
     in_memory,
     over_rows,
-    some_of,
     training_blocks,
 )
+from skgp.estimators._classification_data import ClassificationData
 from skgp.estimators._fitting import fit_context, fit_session, within_limits
 from skgp.estimators._kernels import default_classification_kernels, refuse_noise
-from skgp.estimators._parameters import StrOptions
 from skgp.estimators._validation import (
-    base_rate_offset,
-    class_weights,
-    distinct_labels,
     encode,
-    natural_dtype,
-    one_vs_rest,
-    validate_training_data,
 )
 from skgp.estimators.defaults import (
     LABEL_SCALE_STD,
@@ -100,8 +87,8 @@ from skgp.learning.classification_hyperparameters import rare_total
 from skgp.likelihoods import Bernoulli
 
 
-class BaseGPClassifier(ClassifierMixin, BaseGP):
-    r"""The predictive interface of every classifier.
+class BaseGPClassifier(ClassifierMixin, ClassificationData):
+    """The predictive interface of every classifier.
 
     With two classes the probability of ``classes_[1]`` is :math:`P(Y = +1)`; with more, the
     probabilities of one class against the rest are divided by their sum. The hooks that a concrete
@@ -109,8 +96,6 @@ class BaseGPClassifier(ClassifierMixin, BaseGP):
 
     Attributes
     ----------
-    classes_ : ndarray of shape (n_classes,)
-        The labels, in order.
     moderation_ : float
         Probabilities average over f with this factor of its posterior variance; 0 takes f at its
         mean.
@@ -118,19 +103,8 @@ class BaseGPClassifier(ClassifierMixin, BaseGP):
         Whether Ctrl-C stopped the fit.
     """
 
-    _parameter_constraints: dict[str, list[Any]] = {
-        **BaseGP._parameter_constraints,
-        "class_weight": [dict, StrOptions({"balanced"}), None],
-    }
-
-    class_weight: dict | str | None
-    likelihood: str
-    classes_: np.ndarray
-    offset_: np.ndarray
     moderation_: float
     _likelihood: Bernoulli
-    #: Weights of all rows of each class, where these are read in blocks.
-    _mass: np.ndarray | None
 
     @fit_context(prefer_skip_nested_validation=True)
     def fit(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None):
@@ -301,70 +275,6 @@ class BaseGPClassifier(ClassifierMixin, BaseGP):
         ]
         return torch.cat(parts).numpy()
 
-    def _validate_training(
-        self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None
-    ) -> Data:
-        """Set ``classes_`` and return the observations, y (n,) being indices into it.
-
-        ValueError where scikit-learn raises it, and unless there are labels of two classes or more
-        (in rows of positive weight), not of one row each.
-        """
-        X, labels, weight = self._validate_rows(X, y, sample_weight, reset=True)
-        classes = distinct_labels(labels, "y")
-        check_classes(classes, len(labels), sample_weight is not None)
-        data = self._coded(X, labels, classes, weight)
-        self._begin_fit()
-        return data
-
-    def _labelled(self, blocks: Blocks, backend: Backend) -> MappedBlocks:
-        """Set ``classes_``; the observations as `_validate_training` has them."""
-        classes, blocks = class_blocks(blocks)
-        moments = checked_moments(blocks, self.dtype)
-        weighted = moments.weight != moments.n_rows
-        check_classes(classes, moments.n_rows, weighted)
-        mass = blocks.sum(partial(class_masses, n_classes=len(classes)))
-        factor = np.ones(len(classes))
-        if self.class_weight is not None:
-            codes = np.arange(len(classes))
-            factor = class_weights(self.class_weight, classes, codes, mass)
-        self.classes_, self._mass = classes, factor * mass
-        self._begin_fit()
-        seen = partial(_class_weighted, factor=None if self.class_weight is None else factor)
-        return MappedBlocks(blocks, seen, float(self._mass.sum()), seen(some_of(blocks, backend)))
-
-    def _set_offset(self, Y: np.ndarray, weight: np.ndarray | None, *, cautious: bool) -> None:
-        """Set ``offset_`` to what predicts the base rates; of rows in blocks, of all of them."""
-        if self._mass is not None:
-            n_classes = len(self.classes_)
-            Y, weight = one_vs_rest(np.arange(n_classes), n_classes), self._mass
-        self.offset_ = base_rate_offset(Y, weight, link=self.likelihood, cautious=cautious)
-
-    def _validate_rows(
-        self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None, *, reset: bool
-    ) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
-        """Check rows, labels as such, and weights; drop the rows of weight 0."""
-        X, given = validate_training_data(self, X, y, reset=reset)
-        labels = natural_dtype(given)
-        distinct_labels(labels, "y")  # says what is wrong with a mixture; the next line does not
-        check_classification_targets(labels)
-        return keep_weighted_rows(X, labels, sample_weight)
-
-    def _coded(
-        self, X: np.ndarray, y: np.ndarray, classes: np.ndarray, weight: np.ndarray | None
-    ) -> Data:
-        """Set ``classes_``; observations with the weight of each times that of its class."""
-        codes = encode(y, classes)
-        if self.class_weight is not None:
-            factor = class_weights(self.class_weight, classes, codes, weight)[codes]
-            weight = factor if weight is None else factor * weight
-        self.classes_, self._mass = classes, None
-        numbers = to_tensor(codes.astype(np.float64))
-        return Data(to_tensor(X), numbers, None if weight is None else to_tensor(weight))
-
-    def _one_vs_rest(self, data: Data) -> np.ndarray:
-        """The coding Y (n, c) in {-1., +1.} of the indices y: see `one_vs_rest`."""
-        return one_vs_rest(data.y.cpu().numpy().astype(np.int64), len(self.classes_))
-
     def _distinct(self, data: Data, backend: Backend) -> Data:
         """Observations of equal inputs and labels merged, for the fit, with y (n, c) coded."""
         data = merged(data, backend.device)
@@ -460,74 +370,6 @@ class StreamingGPClassifier(BaseGPClassifier):
     @abstractmethod
     def _update(self, data: Data, backend: Backend) -> None:
         """Change the posterior by observations beyond those of the last call."""
-
-    def _validate_batch(
-        self,
-        X: ArrayLike,
-        y: ArrayLike,
-        sample_weight: ArrayLike | None = None,
-        *,
-        classes: ArrayLike | None = None,
-        first: bool,
-    ) -> Data:
-        """As `_validate_training`, for one call of ``partial_fit``.
-
-        The `first` sets ``classes_``, those of y where `classes` is None, and the columns of X.
-        """
-        if isinstance(self.class_weight, str):
-            raise ValueError(
-                f"class_weight={self.class_weight!r} needs all rows at once and cannot be had from "
-                "partial_fit; give a dictionary, or use fit."
-            )
-        X, labels, weight = self._validate_rows(X, y, sample_weight, reset=first)
-        asked = None if classes is None else distinct_labels(classes, "classes")
-        if first:
-            known = distinct_labels(labels, "y") if asked is None else asked
-            if len(known) < 2:
-                raise ValueError(
-                    f"partial_fit knows of one class, {known.tolist()[0]!r}; a classifier needs "
-                    "two classes or more. Name all of them by classes= in the first call."
-                )
-        else:
-            known = self.classes_
-            if asked is not None and not np.array_equal(asked, known):
-                raise ValueError(
-                    f"classes={asked.tolist()} differs from that of the first call of "
-                    f"partial_fit, {known.tolist()}. Leave it out, or call fit to begin anew."
-                )
-        data = self._coded(X, labels, known, weight)
-        if first:
-            self._begin_fit(informed=len(data.y.unique()) > 1)
-        return data
-
-
-def check_classes(classes: np.ndarray, n_rows: int, weighted: bool) -> None:
-    """Refuse labels of one class, or of a class each."""
-    if len(classes) < 2:
-        rows = ", in the rows of positive sample_weight" if weighted else ""
-        raise ValueError(
-            f"y holds one class, {classes.tolist()[0]!r}{rows}; a classifier needs two classes "
-            "or more. Give rows of another class."
-        )
-    if len(classes) == n_rows > 2:
-        raise ValueError(
-            f"y holds {len(classes)} classes in {n_rows} rows: each row is a class of its "
-            "own. Merge classes, or use a regressor if y is a quantity."
-        )
-
-
-def coded_columns(data: Data, *, n_classes: int) -> Data:
-    """Observations with y (n, c) coded as `one_vs_rest` does."""
-    codes = data.y.numpy().astype(np.int64)
-    return replace(data, y=to_tensor(one_vs_rest(codes, n_classes)))
-
-
-def _class_weighted(data: Data, *, factor: np.ndarray | None) -> Data:
-    """Observations, weighted by the factors (n_classes,) of their classes, too."""
-    if factor is None:
-        return data
-    weight = to_tensor(factor)[data.y.long()]
-    return replace(data, weight=weight if data.weight is None else weight * data.weight)
 
 
 def log_complement(log_proba: np.ndarray) -> np.ndarray:

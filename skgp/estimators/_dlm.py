@@ -46,81 +46,31 @@ class DLMGPRegressor(SparseGPMixin, LikelihoodGPRegressor, StreamingGPRegressor)
         Weight of the KL divergence. "auto" chooses among 8, 4, ..., 0.015 by held-out data, along a
         path of warm starts from 1 down and up, which costs three to five single fits. Without
         effect on "fitc".
-    likelihood : {"gaussian", "student_t", "poisson"} or instance, default="gaussian"
-        Observation noise: "student_t" for targets with outliers, "poisson" for counts. An instance
-        of a class of ``skgp.likelihoods``, or of your own, learns its free parameters; additive
-        noise is relative to the standardised targets, as the kernel is.
-    link : {"exp", "softplus"}, default="exp"
-        Of "poisson": the rate is exp(f) or log(1 + exp(f)). Other likelihoods have none.
+    {likelihood, link}
     n_inducing : int or "auto", default="auto"
         Number of inducing points M; lowered to the number of distinct inputs, with a warning.
         "auto" with Gaussian noise and ``beta=1`` is, up to 3000 distinct inputs, the exact GP (M is
         their number, q the posterior of Bayes' rule in closed form, hyper-parameters those of the
         greatest evidence), and beyond 200, 400 or 800, more while held-out observations gain by
         them. Otherwise, where q has no closed form, it is 200.
-    inducing : {"learned", "fixed"}, default="learned"
-        Whether the points move.
-    init : {"k-means", "random", "greedy"}, default="k-means"
-        Where they begin: centres of clusters, observations at random, or observations chosen one by
-        one where the variance that the others leave is greatest.
-    hyperparameters : {"joint", "fixed"}, default="joint"
-        Whether the objective learns hyper-parameters and points too, beginning at the optimum of
-        the ELBO, or q alone, with those of the ELBO.
-    gradient : {"auto", "exact", "quadrature", "bmc", "smooth_bmc", "ups"}, default="auto"
-        Of the log-loss: a closed form or adaptive quadrature ("auto", "exact", "quadrature"), or
-        sampled as in the paper: biased Monte Carlo, with a smoothed denominator, or unbiased
-        product sampling. Sampled ones train by stochastic steps.
-    n_gradient_samples : int, default=10
-        Samples per observation and step of the last three.
-    degrees_of_freedom : float or "auto", default="auto"
-        Of "student_t"; "auto" learns them, with a Gamma prior of mode 4.
-    optimizer : "auto" or None, default="auto"
-        None keeps the kernel's hyper-parameters and the points.
-    normalize_y : bool, default=True
-        Centre and scale the targets; ``kernel_`` is then in units of the scaled target. Counts are
-        left as they are.
-    max_iter : int, default=200
-        Iterations over all observations at once, or pairs of steps with minibatches, of each part
-        of the fit.
+    {inducing, init, hyperparameters, gradient, n_gradient_samples, degrees_of_freedom}
+    {optimizer, normalize_y, max_iter}
     tol : float, default=1e-6
         Relative fall of the objective in an iteration below which to stop, 1e5 / n times as much
         with few observations: n at most `n_inducing` (twice that for counts), and 500.
-    learning_rate : float or None, default=None
-        Of minibatches; None for a default that suits.
+    {learning_rate}
     batch_size : int or None, default=None
         Observations of a minibatch. None takes all observations at once while n M is below 1e6 (1e7
         for q alone), and beyond that 4 M, at least 1000. Closed forms take no minibatches.
     warm_start : bool, default=False
         Start from the hyper-parameters, points and posterior of the last fit. Another kernel,
         likelihood, number of points or of columns begins anew.
-    early_stopping : bool or "auto", default="auto"
-        Whether observations are held out to say when a joint search stops, which could overfit; q
-        then learns from all observations. "auto" does from 100 observations and more than two an
-        inducing point on; with fewer the hyper-parameters stay those of the evidence.
-    validation_fraction : float, default=0.1
-        Of the observations to hold out, at most 4000.
-    random_state : int, RandomState instance or None, default=None
-        Seed of whatever a fit draws; an int makes fits repeatable.
-    device : str or torch.device, default="auto"
-        Of the fit and its predictions; "auto" is "cuda" where there is one and at least 500
-        observations, else "cpu".
-    dtype : {"float64", "float32"}, default="float64"
-        Of the fit. Predictions are in float64.
-    n_jobs : int or None, default=None
-        Threads. None is one, but all that torch has for large matrix operations; a number is for
-        these, and from 2000 observations on for everything: -1, all processors, pays on an idle
-        machine.
-    memory_budget : float or None, default=None
-        Bytes that a fit or a prediction may take beyond the data and the model. None is 70% of
-        what is free on the device. Less makes tiles smaller and computes anew what was kept; what
-        cannot fit is refused before it begins.
-    verbose : int, default=0
-        1 prints one line per stage, 2 one per iteration.
+    {early_stopping, validation_fraction, random_state, device, dtype, n_jobs, memory_budget}
+    {verbose}
 
     Attributes
     ----------
-    kernel_ : Kernel
-        With the hyper-parameters learned, noise included.
+    {kernel_}
     inducing_points_ : ndarray of shape (M, d)
     n_inducing_ : int
     beta_ : float
@@ -128,25 +78,11 @@ class DLMGPRegressor(SparseGPMixin, LikelihoodGPRegressor, StreamingGPRegressor)
         Of ``beta="auto"``: the loss of the held-out data for each beta tried.
     noise_variance_ : float
         In squared units of y; none for counts.
-    likelihood_scale_ : float
-        Of Student-t noise, in units of y.
-    degrees_of_freedom_ : float
-        Of Student-t noise.
+    {likelihood_scale_, degrees_of_freedom_}
     loss_ : float
         The objective's value, in nats of the standardised targets, summed over the observations.
-    elbo_ : float
-        ELBO of the posterior found, likewise.
-    validation_loss_ : float or None
-        Mean loss of the held-out data; None without any.
-    n_iter_ : int
-        Of the longest part of the fit, at most `max_iter`.
-    history_ : dict of lists
-        "start" and "solve": objective an observation, of the ELBO and of the objective;
-        "validation": losses of the held-out data.
-    interrupted_ : bool
-        Whether Ctrl-C stopped the fit.
-    n_features_in_ : int
-    feature_names_in_ : ndarray of str
+    {elbo_, validation_loss_, n_iter_, history_, interrupted_, n_features_in_}
+    {feature_names_in_}
     y_mean_, y_scale_ : float
         Mean and standard deviation of the targets, for Student-t noise of those that are no gross
         outliers.

@@ -51,67 +51,25 @@ class DLMGPClassifier(SparseGPMixin, StreamingGPClassifier):
     n_inducing : int or "auto", default="auto"
         Number of inducing points M; lowered to the number of distinct inputs, with a warning.
         "auto" is 200, or the number of distinct inputs.
-    inducing : {"learned", "fixed"}, default="learned"
-        Whether the points move.
-    init : {"k-means", "random", "greedy"}, default="k-means"
-        Where they begin: centres of clusters, observations at random, or observations chosen one by
-        one where the variance that the others leave is greatest.
-    hyperparameters : {"joint", "fixed"}, default="joint"
-        Whether the objective learns hyper-parameters and points too, beginning at the optimum of
-        the ELBO, or q alone, with those of the ELBO.
-    gradient : {"auto", "exact", "quadrature", "bmc", "smooth_bmc", "ups"}, default="auto"
-        Of the log-loss: a closed form or adaptive quadrature ("auto", "exact", "quadrature"), or
-        sampled as in the paper: biased Monte Carlo, with a smoothed denominator, or unbiased
-        product sampling. Sampled ones train by stochastic steps.
-    n_gradient_samples : int, default=10
-        Samples per observation and step of the last three.
-    class_weight : dict, "balanced" or None, default=None
-        Weights of classes, which multiply those of observations.
-    optimizer : "auto" or None, default="auto"
-        None keeps the kernel's hyper-parameters and the points.
-    max_iter : int, default=200
-        Iterations over all observations at once, or pairs of steps with minibatches, of each part
-        of the fit.
+    {inducing, init, hyperparameters, gradient, n_gradient_samples, class_weight, optimizer}
+    {max_iter}
     tol : float, default=1e-6
         Relative fall of the objective in an iteration below which to stop, 1e5 / n times as much
         with few observations: n at most 2 `n_inducing`, and 500.
-    learning_rate : float or None, default=None
-        Of minibatches; None for a default that suits.
+    {learning_rate}
     batch_size : int or None, default=None
         Observations of a minibatch. None takes all observations at once while n M, times the number
         of classes beyond two, is below 1e6 (1e7 for q alone).
     warm_start : bool, default=False
         Start from the hyper-parameters, points and posterior of the last fit. Another kernel,
         likelihood, number of points or of columns, or set of classes begins anew.
-    early_stopping : bool or "auto", default="auto"
-        Whether observations are held out to say when a joint search stops, which could overfit; q
-        then learns from all observations. "auto" does from 100 observations and more than two an
-        inducing point on; with fewer the hyper-parameters stay those of the evidence.
-    validation_fraction : float, default=0.1
-        Of the observations to hold out, at most 4000.
-    random_state : int, RandomState instance or None, default=None
-        Seed of whatever a fit draws; an int makes fits repeatable.
-    device : str or torch.device, default="auto"
-        Of the fit and its predictions; "auto" is "cuda" where there is one and at least 500
-        observations, else "cpu".
-    dtype : {"float64", "float32"}, default="float64"
-        Of the fit. Predictions are in float64.
-    n_jobs : int or None, default=None
-        Threads. None is one, but all that torch has for large matrix operations; a number is for
-        these, and from 2000 observations on for everything: -1, all processors, pays on an idle
-        machine.
-    memory_budget : float or None, default=None
-        Bytes that a fit or a prediction may take beyond the data and the model. None is 70% of
-        what is free on the device. Less makes tiles smaller and computes anew what was kept; what
-        cannot fit is refused before it begins.
-    verbose : int, default=0
-        1 prints one line per stage, 2 one per iteration.
+    {early_stopping, validation_fraction, random_state, device, dtype, n_jobs, memory_budget}
+    {verbose}
 
     Attributes
     ----------
     classes_ : ndarray of shape (n_classes,)
-    kernel_ : Kernel
-        With the hyper-parameters learned.
+    {kernel_}
     inducing_points_ : ndarray of shape (M, d)
     n_inducing_ : int
     offset_ : ndarray of shape (1,) or (n_classes,)
@@ -122,25 +80,14 @@ class DLMGPClassifier(SparseGPMixin, StreamingGPClassifier):
     loss_ : float
         The objective's value, in nats, summed over the observations, and over the classes beyond
         two.
-    elbo_ : float
-        ELBO of the posterior found, likewise.
-    validation_loss_ : float or None
-        Mean loss of the held-out data; None without any.
+    {elbo_, validation_loss_}
     coupling_ : float
         The exponent :math:`\lambda`, 0 for two classes: of 0, 1/4, ..., 1 that which predicts the
         observations best, each left out of q in turn. Below 100 observations it is 1/2.
     moderation_ : float
         Share of the posterior variance of f over which probabilities average, chosen along with
         `coupling_` from 0, 1/16, 1/4 and 1; 1 for two classes, and below 100 observations.
-    n_iter_ : int
-        Of the longest part of the fit, at most `max_iter`.
-    history_ : dict of lists
-        "start" and "solve": objective an observation, of the ELBO and of the objective;
-        "validation": losses of the held-out data.
-    interrupted_ : bool
-        Whether Ctrl-C stopped the fit.
-    n_features_in_ : int
-    feature_names_in_ : ndarray of str
+    {n_iter_, history_, interrupted_, n_features_in_, feature_names_in_}
 
     See Also
     --------

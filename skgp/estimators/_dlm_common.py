@@ -40,6 +40,48 @@ class SparseGPMixin(BaseGP):
     """Parameters and fit of sparse GPs; an estimator class adds likelihood and predictions.
 
     The estimator has the parameters of ``_dlm_constraints``.
+
+    Parameters
+    ----------
+    inducing : {"learned", "fixed"}, default="learned"
+        Whether the points move.
+    init : {"k-means", "random", "greedy"}, default="k-means"
+        Where they begin: centres of clusters, observations at random, or observations chosen one by
+        one where the variance that the others leave is greatest.
+    hyperparameters : {"joint", "fixed"}, default="joint"
+        Whether the objective learns hyper-parameters and points too, beginning at the optimum of
+        the ELBO, or q alone, with those of the ELBO.
+    gradient : {"auto", "exact", "quadrature", "bmc", "smooth_bmc", "ups"}, default="auto"
+        Of the log-loss: a closed form or adaptive quadrature ("auto", "exact", "quadrature"), or
+        sampled as in the paper: biased Monte Carlo, with a smoothed denominator, or unbiased
+        product sampling. Sampled ones train by stochastic steps.
+    n_gradient_samples : int, default=10
+        Samples per observation and step of the last three.
+    optimizer : "auto" or None, default="auto"
+        None keeps the kernel's hyper-parameters and the points.
+    max_iter : int, default=200
+        Iterations over all observations at once, or pairs of steps with minibatches, of each part
+        of the fit.
+    learning_rate : float or None, default=None
+        Of minibatches; None for a default that suits.
+    early_stopping : bool or "auto", default="auto"
+        Whether observations are held out to say when a joint search stops, which could overfit; q
+        then learns from all observations. "auto" does from 100 observations and more than two an
+        inducing point on; with fewer the hyper-parameters stay those of the evidence.
+    validation_fraction : float, default=0.1
+        Of the observations to hold out, at most 4000.
+
+    Attributes
+    ----------
+    elbo_ : float
+        ELBO of the posterior found, likewise.
+    validation_loss_ : float or None
+        Mean loss of the held-out data; None without any.
+    n_iter_ : int
+        Of the longest part of the fit, at most `max_iter`.
+    history_ : dict of lists
+        "start" and "solve": objective an observation, of the ELBO and of the objective;
+        "validation": losses of the held-out data.
     """
 
     objective: str

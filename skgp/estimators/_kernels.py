@@ -29,7 +29,7 @@ from skgp.estimators.defaults import (
     SIX_STATES_ROWS,
     TWO_SCALES,
 )
-from skgp.kernels import ActiveDims
+from skgp.kernels import ActiveDims, state_space
 from skgp.kernels.expression import split_noise, summands
 from skgp.kernels.scales import capped_weights, robust_range, robust_std
 
@@ -188,6 +188,26 @@ def default_component_kernel(x: np.ndarray, n_columns: int, variance: float = 1.
     """
     unit = _range(x)
     return _matern(1.5, unit / 4, unit, variance / n_columns)
+
+
+def process_kernels(X: np.ndarray, given: Kernel | None, variance: float) -> list[Kernel | None]:
+    """Kernels of processes: of one column those to choose among, else one for each column.
+
+    ValueError if `given` has no state-space form, or parts that see several columns.
+    """
+    n_columns = X.shape[1]
+    if given is None:
+        if n_columns == 1:
+            return [*default_series_kernels(X[:, 0], variance)]
+        return [
+            ActiveDims(default_component_kernel(X[:, column], n_columns, variance), [column])
+            for column in range(n_columns)
+        ]
+    kernels = [given] if n_columns == 1 else column_kernels(given, n_columns)
+    for kernel in kernels:
+        if kernel is not None:
+            state_space(kernel)  # says which kernels have a form
+    return kernels
 
 
 def column_kernels(kernel: Kernel, n_columns: int) -> list[Kernel | None]:

@@ -92,3 +92,11 @@ class ProjectedClassifierMixin(ProjectionMixin):
         projected = self._projection is not None
         make = isotropic_classification_kernels if projected else default_classification_kernels
         return make(X, sample_weight, link=self.likelihood)
+
+
+def as_seen(data: Data, *, projection: Projection | None, to: tuple) -> Data:
+    """Observations of a block as a fit sees them: y (n, c), X projected, where it is to run."""
+    y = data.y if data.y.ndim == 2 else data.y[:, None]
+    X = data.X if projection is None else to_tensor(projection(data.X.numpy()))
+    device, dtype = to
+    return replace(data, X=X, y=y).to(device).to(dtype)

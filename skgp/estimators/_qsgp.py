@@ -62,13 +62,7 @@ class QSGPRegressor(QSGPFitting):
         Observations sampled an iteration of "sgd".
     n_support : int, default=500
         Rank of the control variate of "sgd"; 0 for none.
-    augment : bool, default=True
-        Add a basis function at each test point to the inducing basis, so that variances
-        return to the prior's far from the data.
-    feature_map : {"orthogonal", "iid", "hadamard"}, default="orthogonal"
-        How Fourier frequencies are drawn.
-    optimizer : "auto" or None, default="auto"
-        None keeps the kernel's hyper-parameters.
+    {augment, feature_map, optimizer}
     normalize_y : bool, default=True
         Centre and scale the targets, for Laplace noise by what outliers leave alone; ``kernel_`` is
         then in units of the scaled target.
@@ -92,30 +86,16 @@ class QSGPRegressor(QSGPFitting):
         other solvers.
     validation_fraction : float, default=0.1
         Held-out observations by `early_stopping`, at most 1000. They are not trained on.
-    random_state : int, RandomState instance or None, default=None
-        Seed of whatever a fit draws; an int makes fits repeatable.
-    device : str or torch.device, default="auto"
-        Of the fit and its predictions; "auto" is "cuda" where there is one and at least 500
-        observations, else "cpu".
+    {random_state, device}
     dtype : {"float64", "float32"}, default="float64"
         Of features, Gram matrices and stochastic gradients. Beyond 16000
         observations the kernel matrix of "cg" is stored in float32 either way, from entries
         computed in float64, and the residual is checked. Predictions are in float64.
-    n_jobs : int or None, default=None
-        Threads. None is one, but all that torch has for large matrix operations; a number is for
-        these, and from 2000 observations on for everything: -1, all processors, pays on an idle
-        machine.
-    memory_budget : float or None, default=None
-        Bytes that a fit or a prediction may take beyond the data and the model. None is 70% of
-        what is free on the device. Less makes tiles smaller and computes anew what was kept; what
-        cannot fit is refused before it begins.
-    verbose : int, default=0
-        1 prints one line per stage, 2 one per iteration.
+    {n_jobs, memory_budget, verbose}
 
     Attributes
     ----------
-    kernel_ : Kernel
-        With the hyper-parameters learned.
+    {kernel_}
     basis_, solver_, covariance_ : str
         The solver of relevance vectors is "sequential" by default.
     n_basis_ : int
@@ -143,10 +123,7 @@ class QSGPRegressor(QSGPFitting):
         Laplace noise minus the bound per observation, of relevance vectors minus the evidence;
         "validation": mean squared error of the standardised targets held out, at every 50th
         iteration.
-    interrupted_ : bool
-        Whether Ctrl-C stopped the fit.
-    n_features_in_ : int
-    feature_names_in_ : ndarray of str
+    {interrupted_, n_features_in_, feature_names_in_}
     y_mean_, y_scale_ : float or ndarray of shape (t,)
         Mean and standard deviation of the targets, for Laplace noise of those that are no gross
         outliers.

@@ -6,11 +6,15 @@ from numbers import Integral, Real
 from typing import Any
 
 import numpy as np
+from torch import Tensor
 
-from skgp.estimators._base import Backend, BaseGP
+from skgp.data import Data
+from skgp.estimators._base import Backend, BaseGP, arrays, to_tensor
 from skgp.estimators._fitting import FitSession
 from skgp.estimators._parameters import Interval, StrOptions
+from skgp.estimators._reduction import cluster_centres
 from skgp.learning.plan import Fit, Options, Plan
+from skgp.models.qsgp import Problem
 
 CONSTRAINTS: dict[str, list[Any]] = {
     "n_basis": [Interval(Integral, 1, None, closed="left"), None],
@@ -37,7 +41,16 @@ OPTIONAL = {
 
 
 class QSGPMixin(BaseGP):
-    """Plans, options, warm starts and fitted attributes of both QSGP estimators."""
+    """Plans, options, warm starts and fitted attributes of both QSGP estimators.
+
+    Parameters
+    ----------
+    augment : bool, default=True
+        Add a basis function at each test point to the inducing basis, so that variances
+        return to the prior's far from the data.
+    feature_map : {"orthogonal", "iid", "hadamard"}, default="orthogonal"
+        How Fourier frequencies are drawn.
+    """
 
     basis: str
     n_basis: int | None
@@ -112,3 +125,13 @@ class QSGPMixin(BaseGP):
             rows = np.flatnonzero(np.asarray(weights) > 0)[rows]
         self.relevance_ = rows
         self.n_relevance_vectors_ = self.n_basis_ = len(self.relevance_)
+
+
+def inducing_points(problem: Problem, plan: Plan, given: Data) -> Tensor | None:
+    """Return all distinct inputs, or centres of clusters, if the plan is of such."""
+    if plan.basis != "inducing":
+        return None
+    X, weight = arrays(given)
+    rng = np.random.RandomState(problem.options.seed)
+    Z = cluster_centres(X, plan.size, problem.kernel, sample_weight=weight, random_state=rng)
+    return to_tensor(Z, device=problem.data.X.device)

@@ -15,8 +15,7 @@ from skgp.estimators._base import Backend, arrays, merged, to_tensor
 from skgp.estimators._base_regressor import StreamingGPRegressor
 from skgp.estimators._fitting import Callback, FitSession
 from skgp.estimators._parameters import warn_at_bounds
-from skgp.estimators._qsgp_common import QSGPMixin
-from skgp.estimators._reduction import cluster_centres
+from skgp.estimators._qsgp_common import QSGPMixin, inducing_points
 from skgp.estimators.defaults import GRAPH_COPIES
 from skgp.inference.weights.gram import StreamingGram
 from skgp.kernels.expression import split_noise
@@ -227,17 +226,8 @@ class QSGPFitting(QSGPMixin, StreamingGPRegressor):
             return qsgp.fit_relevance_vectors(problem, asked)
         if self.likelihood == "gaussian":
             return qsgp.fit_regression(problem, asked, state=state)
-        data = problem.data
-        plan = resolve_laplace(asked, len(data), problem.kernel)
-        Z = None
-        if plan.basis == "inducing":  # all distinct inputs, or centres of clusters
-            weight = None if data.weight is None else data.weight.cpu().numpy()
-            rng = np.random.RandomState(problem.options.seed)
-            X = data.X.cpu().numpy()
-            centres = cluster_centres(
-                X, plan.size, problem.kernel, sample_weight=weight, random_state=rng
-            )
-            Z = to_tensor(centres, device=data.X.device)
+        plan = resolve_laplace(asked, len(problem.data), problem.kernel)
+        Z = inducing_points(problem, plan, problem.data)
         return qsgp.fit_laplace(problem, plan, scale=scale, Z=Z)
 
     def _fitted_attributes(self, kernel, fit: Fit) -> dict[str, Any]:

@@ -23,6 +23,34 @@ class LikelihoodGPRegressor(BaseGPRegressor):
 
     Its other base class has the latent hooks `_means` and `_moments`, of shapes (n, 1); or (n, t)
     and (n, 1) of several targets.
+
+    Parameters
+    ----------
+    likelihood : {"gaussian", "student_t", "poisson"} or instance, default="gaussian"
+        Observation noise: "student_t" for targets with outliers, "poisson" for counts. An instance
+        of a class of ``skgp.likelihoods``, or of your own, learns its free parameters; additive
+        noise is relative to the standardised targets, as the kernel is.
+    link : {"exp", "softplus"}, default="exp"
+        Of "poisson": the rate is exp(f) or log(1 + exp(f)). Other likelihoods have none.
+    degrees_of_freedom : float or "auto", default="auto"
+        Of "student_t"; "auto" learns them, with a Gamma prior of mode 4.
+    normalize_y : bool, default=True
+        Centre and scale the targets; ``kernel_`` is then in units of the scaled target. Counts are
+        left as they are.
+
+    Attributes
+    ----------
+    kernel_ : Kernel
+        With the hyper-parameters learned, noise included.
+    noise_variance_ : float or ndarray of shape (t,)
+        In squared units of y; none for counts.
+    likelihood_scale_ : float
+        Of Student-t noise, in units of y.
+    degrees_of_freedom_ : float
+        Of Student-t noise.
+    y_mean_, y_scale_ : float or ndarray of shape (t,)
+        Mean and standard deviation of the targets, for Student-t noise of those that are no gross
+        outliers.
     """
 
     _parameter_constraints: dict[str, list[Any]] = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -86,12 +87,29 @@ class Table:
 
 
 class SeriesInputs(BaseGP):
-    """X of numbers, or with a column of times and covariates."""
+    """X of numbers, or with a column of times and covariates.
+
+    Parameters
+    ----------
+    time : str, int or None, default=None
+        Name or position of the column of times. None is a column of dates, or the only column.
+
+    Attributes
+    ----------
+    time_origin_ : numpy.datetime64
+        Where times are dates, the midnight from which the days of the model count.
+    covariate_kinds_ : dict
+        Kind of each column beside the times, by name or position.
+    component_columns_ : list of int
+        Column of X that each column of `predict_components` is a function of.
+    """
 
     time: str | int | None
     covariates: str | dict
     trend: int | None
     n_inducing: int | str | None
+    #: Columns of X that the model sees.
+    _columns: list[int]
     #: None where X holds numbers that are taken as they are.
     _table: Table | None = None
     #: Beside the process, if there are any.
@@ -175,6 +193,19 @@ class SeriesInputs(BaseGP):
         """Kind of each column beside the times, by its name or position."""
         table = self._table
         return {} if table is None else {table.names[j]: k for j, k in table.kinds.items()}
+
+    @property
+    @abstractmethod
+    def component_kernels_(self) -> list[Kernel]:
+        """Kernels of the process."""
+
+    @property
+    def component_columns_(self) -> list[int]:
+        """Column of X that each column of `predict_components` is a function of."""
+        if self._place is None:
+            return list(self._columns)
+        terms = () if self._terms is None else self._terms.parts
+        return [self._place] * len(self.component_kernels_) + [term.place for term in terms]
 
     def _refuse_new_levels(self, X: torch.Tensor) -> None:
         """Refuse rows (n, d) that join a fit whose effects of levels theirs are not among."""

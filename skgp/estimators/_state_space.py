@@ -62,8 +62,7 @@ class StateSpaceGPRegressor(StateSpaceMixin, LikelihoodGPRegressor, StreamingGPR
         gets a copy, or a sum of `skgp.kernels.ActiveDims` of one column each; None is a Matern 3/2
         each, with a prior of the hyper-parameters that keeps many columns of few observations from
         following the noise.
-    time : str, int or None, default=None
-        Name or position of the column of times. None is a column of dates, or the only column.
+    {time}
     covariates : {"auto"} or dict, default="auto"
         Kinds of the columns beside the times, by name or position: "linear" for a slope, "flag" for
         a step, "categorical" for an effect of each level, their variance learned, "smooth" for a
@@ -78,55 +77,21 @@ class StateSpaceGPRegressor(StateSpaceMixin, LikelihoodGPRegressor, StreamingGPR
         observations that come in parts. "auto" takes as many as the length scale learned asks for.
         With several columns, the most distinct values of a column, beyond which they are binned
         (None and "auto": 512).
-    inducing : {"fixed", "learned"}, default="fixed"
-        Whether the places of inducing states are learned.
-    batch_size : int or None, default=None
-        Observations of a minibatch from which hyper-parameters of inducing states are learned, by
-        steps of Adam of which `max_iter` are taken at most (some hundreds are usual); all
-        observations have the last word on the posterior. None takes all observations in every
-        iteration, which costs O(n).
+    {inducing, batch_size}
     posterior : {"auto", "mean_field", "joint"}, default="auto"
         Of several columns: a product of one process a column, which is cheaper, or with the
         dependence between them. "auto" is "joint" with Gaussian noise or few observations.
-    likelihood : {"gaussian", "student_t", "poisson"} or instance, default="gaussian"
-        Observation noise: "student_t" for targets with outliers, "poisson" for counts. An instance
-        of a class of ``skgp.likelihoods``, or of your own, learns its free parameters; additive
-        noise is relative to the standardised targets, as the kernel is.
-    link : {"exp", "softplus"}, default="exp"
-        Of "poisson": the rate is exp(f) or log(1 + exp(f)). Other likelihoods have none.
-    degrees_of_freedom : float or "auto", default="auto"
-        Of "student_t"; "auto" learns them, with a Gamma prior of mode 4.
-    optimizer : "auto" or None, default="auto"
-        None keeps the kernel's hyper-parameters.
-    normalize_y : bool, default=True
-        Centre and scale the targets; ``kernel_`` is then in units of the scaled target. Counts are
-        left as they are.
-    max_iter : int, default=100
-        Iterations of the search of hyper-parameters.
-    tol : float, default=1e-7
-        Gain of evidence in an iteration, in nats per observation, below which to stop. With less
-        than 0.001 nats in all it stops in any case.
+    {likelihood, link, degrees_of_freedom, optimizer, normalize_y, max_iter, tol}
     warm_start : bool, default=False
         Start from the kernel and the likelihood of the last fit. Another kernel, likelihood or
         number of columns begins anew.
     random_state : int, RandomState instance or None, default=None
         Of minibatches and of the observations that stand for those in blocks; other fits draw
         nothing.
-    device : str or torch.device, default="auto"
-        Of fit and predictions; "auto" is "cuda" where there is one and several columns, else
-        "cpu".
+    {device}
     dtype : {"float64"}, default="float64"
         Single precision is refused.
-    n_jobs : int or None, default=None
-        Threads. None is one, but all that torch has for large matrix operations; a number is for
-        these, and from 2000 observations on for everything: -1, all processors, pays on an idle
-        machine.
-    memory_budget : float or None, default=None
-        Bytes that a fit or a prediction may take beyond the data and the model. None is 70% of
-        what is free on the device. Less makes tiles smaller and computes anew what was kept; what
-        cannot fit is refused before it begins.
-    verbose : int, default=0
-        1 prints one line per stage, 2 one per iteration.
+    {n_jobs, memory_budget, verbose}
 
     Attributes
     ----------
@@ -135,33 +100,15 @@ class StateSpaceGPRegressor(StateSpaceMixin, LikelihoodGPRegressor, StreamingGPR
     log_marginal_likelihood_value_ : float
         Of the standardised targets, in nats: exact with Gaussian noise, one column and no inducing
         states, else a lower bound. ``partial_fit`` of one column leaves it that of the first call.
-    inducing_points_ : ndarray of shape (M, 1)
-        Times of the inducing states, where there are any.
-    time_origin_ : numpy.datetime64
-        Where times are dates, the midnight from which the days of the model count.
+    {inducing_points_, time_origin_}
     intercept_ : float
         What `predict_components` leaves of the mean of f, in the units of y.
-    component_kernels_ : list of Kernel
-        Of the processes, one each of the first columns of `predict_components`.
-    covariate_kinds_ : dict
-        Kind of each column beside the times, by name or position.
-    component_columns_ : list of int
-        Column of X that each column of `predict_components` is a function of.
-    component_names_ : list of str
-        One a column of `predict_components`: the kernels, "trend" and the covariates.
+    {component_kernels_, covariate_kinds_, component_columns_, component_names_}
     noise_variance_ : float
         In squared units of y; none for counts. Of few observations the mean over its posterior.
-    likelihood_scale_ : float
-        Of Student-t noise, in units of y.
-    degrees_of_freedom_ : float
-        Of Student-t noise.
+    {likelihood_scale_, degrees_of_freedom_}
     n_iter_ : int
-    history_ : dict of lists
-        "solve": evidence per observation after each iteration.
-    interrupted_ : bool
-        Whether Ctrl-C stopped the fit.
-    n_features_in_ : int
-    feature_names_in_ : ndarray of str
+    {history_, interrupted_, n_features_in_, feature_names_in_}
     y_mean_, y_scale_ : float
         Mean and standard deviation of the targets, for Student-t noise of those that are no gross
         outliers.
@@ -352,17 +299,7 @@ class StateSpaceGPRegressor(StateSpaceMixin, LikelihoodGPRegressor, StreamingGPR
         Parameters
         ----------
         X : array-like of shape (n, d)
-        return_std : bool, default=False
-            Also return the standard deviation, observation noise included.
-        return_cov : bool, default=False
-            Also return the joint covariance, observation noise included on its diagonal.
-        exposure : float or array-like of shape (n,), optional
-            Of counts: the time, area or population that each is of, which multiplies its rate.
-            1 without it. ``set_predict_request(exposure=True)`` routes it through meta-estimators.
-        return_mean_grad : bool, default=False
-            Also return the gradients of the mean in X.
-        return_std_grad : bool, default=False
-            Also return those of the standard deviation, with ``return_std``.
+        {return_std, return_cov, exposure, return_mean_grad, return_std_grad}
         filtered : bool, default=False
             Predict each point from the observations at earlier times alone, one step ahead at those
             of the observations. The hyper-parameters are those of all. Of Gaussian noise.

@@ -33,21 +33,14 @@ class StateSpaceGPClassifier(StateSpaceMixin, StreamingGPClassifier):
     kernel : Kernel or None, default=None
         As of `StateSpaceGPRegressor`, without a WhiteKernel; None has trends and seasons of two
         classes, and no priors.
-    time : str, int or None, default=None
-        Name or position of the column of times. None is a column of dates, or the only column.
+    {time}
     covariates : {"auto"} or dict, default="auto"
         Kinds of the columns beside the times, as of `StateSpaceGPRegressor`.
     trend : {0, 1, 2} or None, default=None
         Degree of a polynomial of time in the mean of f.
     n_inducing : int, "auto" or None, default=None
         As of `StateSpaceGPRegressor`.
-    inducing : {"fixed", "learned"}, default="fixed"
-        Whether the places of inducing states are learned.
-    batch_size : int or None, default=None
-        Observations of a minibatch from which hyper-parameters of inducing states are learned, by
-        steps of Adam of which `max_iter` are taken at most (some hundreds are usual); all
-        observations have the last word on the posterior. None takes all observations in every
-        iteration, which costs O(n).
+    {inducing, batch_size}
     posterior : {"auto", "mean_field", "joint"}, default="auto"
         Of several columns: a product of one process a column, which is cheaper, or with the
         dependence between them. "auto" is "joint" for few observations.
@@ -55,33 +48,16 @@ class StateSpaceGPClassifier(StateSpaceMixin, StreamingGPClassifier):
         Link from f to a probability.
     class_weight : dict, "balanced" or None, default=None
         Weights of the classes, multiplied into ``sample_weight``.
-    optimizer : "auto" or None, default="auto"
-        None keeps the kernel's hyper-parameters.
-    max_iter : int, default=100
-        Iterations of the search of hyper-parameters.
-    tol : float, default=1e-7
-        Gain of evidence in an iteration, in nats per observation, below which to stop. With less
-        than 0.001 nats in all it stops in any case.
+    {optimizer, max_iter, tol}
     warm_start : bool, default=False
         Start from the kernel of the last fit. Another kernel, likelihood, number of columns or set
         of classes begins anew.
     random_state : int, RandomState instance or None, default=None
         Of the minibatches; without `batch_size` a fit draws none.
-    device : str or torch.device, default="auto"
-        Of fit and predictions; "auto" is "cuda" where there is one and several columns, else
-        "cpu".
+    {device}
     dtype : {"float64"}, default="float64"
         Single precision is refused.
-    n_jobs : int or None, default=None
-        Threads. None is one, but all that torch has for large matrix operations; a number is for
-        these, and from 2000 observations on for everything: -1, all processors, pays on an idle
-        machine.
-    memory_budget : float or None, default=None
-        Bytes that a fit or a prediction may take beyond the data and the model. None is 70% of
-        what is free on the device. Less makes tiles smaller and computes anew what was kept; what
-        cannot fit is refused before it begins.
-    verbose : int, default=0
-        1 prints one line per stage, 2 one per iteration.
+    {n_jobs, memory_budget, verbose}
 
     Attributes
     ----------
@@ -94,18 +70,8 @@ class StateSpaceGPClassifier(StateSpaceMixin, StreamingGPClassifier):
         leaves it that of the first call.
     intercept_ : float or ndarray of shape (n_classes,)
         What `predict_components` leaves of the mean of f.
-    component_kernels_ : list of Kernel
-        Of the processes, one each of the first columns of `predict_components`.
-    covariate_kinds_ : dict
-        Kind of each column beside the times, by name or position.
-    component_columns_ : list of int
-        Column of X that each column of `predict_components` is a function of.
-    component_names_ : list of str
-        One a column of `predict_components`: the kernels, "trend" and the covariates.
-    inducing_points_ : ndarray of shape (M, 1)
-        Times of the inducing states, where there are any.
-    time_origin_ : numpy.datetime64
-        Where times are dates, the midnight from which the days of the model count.
+    {component_kernels_, covariate_kinds_, component_columns_, component_names_}
+    {inducing_points_, time_origin_}
     offset_ : ndarray of shape (c,)
         Prior means of f: the base rates.
     coupling_ : float
@@ -115,12 +81,7 @@ class StateSpaceGPClassifier(StateSpaceMixin, StreamingGPClassifier):
     moderation_ : float
         1: probabilities average over f with all of its posterior variance.
     n_iter_ : int
-    history_ : dict of lists
-        "solve": evidence per observation after each iteration.
-    interrupted_ : bool
-        Whether Ctrl-C stopped the fit.
-    n_features_in_ : int
-    feature_names_in_ : ndarray of str
+    {history_, interrupted_, n_features_in_, feature_names_in_}
 
     See Also
     --------

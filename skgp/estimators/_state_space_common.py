@@ -17,11 +17,7 @@ from skgp.estimators._base import Backend, to_tensor
 from skgp.estimators._blocks import over_rows
 from skgp.estimators._fitting import within_limits
 from skgp.estimators._interactions import warn_of_interactions
-from skgp.estimators._kernels import (
-    column_kernels,
-    default_component_kernel,
-    default_series_kernels,
-)
+from skgp.estimators._kernels import process_kernels
 from skgp.estimators._parameters import Auto, Interval, Option, StrOptions, options
 from skgp.estimators._reduction import warn_of_few_rows
 from skgp.estimators._series_inputs import SeriesInputs
@@ -43,7 +39,6 @@ from skgp.estimators.defaults import (
 )
 from skgp.inference.markov.additive_bins import AdditiveStatistics, make_bins
 from skgp.inference.markov.states import InducingState
-from skgp.kernels import ActiveDims, state_space
 from skgp.likelihoods import Likelihood
 from skgp.linalg.runtime import constant, to_arrays
 from skgp.models.state_space import Fit, fit_additive, fit_additive_statistics, fit_series
@@ -54,6 +49,35 @@ class StateSpaceMixin(IndexedOutput, SeriesInputs):
     """Parameters, fit and predictions; an estimator adds the likelihood.
 
     The estimator has the parameters of ``_state_space_constraints``.
+
+    Parameters
+    ----------
+    inducing : {"fixed", "learned"}, default="fixed"
+        Whether the places of inducing states are learned.
+    batch_size : int or None, default=None
+        Observations of a minibatch from which hyper-parameters of inducing states are learned, by
+        steps of Adam of which `max_iter` are taken at most (some hundreds are usual); all
+        observations have the last word on the posterior. None takes all observations in every
+        iteration, which costs O(n).
+    max_iter : int, default=100
+        Iterations of the search of hyper-parameters.
+    tol : float, default=1e-7
+        Gain of evidence in an iteration, in nats per observation, below which to stop. With less
+        than 0.001 nats in all it stops in any case.
+    device : str or torch.device, default="auto"
+        Of fit and predictions; "auto" is "cuda" where there is one and several columns, else
+        "cpu".
+
+    Attributes
+    ----------
+    inducing_points_ : ndarray of shape (M, 1)
+        Times of the inducing states, where there are any.
+    component_kernels_ : list of Kernel
+        Of the processes, one each of the first columns of `predict_components`.
+    component_names_ : list of str
+        One a column of `predict_components`: the kernels, "trend" and the covariates.
+    history_ : dict of lists
+        "solve": evidence per observation after each iteration.
     """
 
     n_inducing: int | Auto | None
@@ -88,8 +112,6 @@ class StateSpaceMixin(IndexedOutput, SeriesInputs):
     _states: list[State]
     #: Of the largest component.
     _n_states: int
-    #: Columns of X that the model sees.
-    _columns: list[int]
     #: Of an additive model: what later observations join, if it is there.
     _stream: Data | AdditiveStatistics | None
 
@@ -108,14 +130,6 @@ class StateSpaceMixin(IndexedOutput, SeriesInputs):
     def component_kernels_(self) -> list[Kernel]:
         """Kernel of each column of `predict_components`, of the first latent process."""
         return parts_of(self._states[0], split=True)
-
-    @property
-    def component_columns_(self) -> list[int]:
-        """Column of X that each column of `predict_components` is a function of."""
-        if self._place is None:
-            return list(self._columns)
-        terms = () if self._terms is None else self._terms.parts
-        return [self._place] * len(self.component_kernels_) + [term.place for term in terms]
 
     @property
     def component_names_(self) -> list[str]:
@@ -175,25 +189,6 @@ class StateSpaceMixin(IndexedOutput, SeriesInputs):
                 "none. Give n_inducing, or leave batch_size out: exact inference takes all rows."
             )
 
-    def _signals(self, X: np.ndarray, given: Kernel | None) -> list[Kernel | None]:
-        """Kernels of f: of one column those to choose among, else one for each column.
-
-        ValueError if `given` has no state-space form, or parts that see several columns.
-        """
-        n_columns, variance = X.shape[1], self._start_variance
-        if given is None:
-            if n_columns == 1:
-                return [*default_series_kernels(X[:, 0], variance)]
-            return [
-                ActiveDims(default_component_kernel(X[:, column], n_columns, variance), [column])
-                for column in range(n_columns)
-            ]
-        kernels = [given] if n_columns == 1 else column_kernels(given, n_columns)
-        for kernel in kernels:
-            if kernel is not None:
-                state_space(kernel)  # says which kernels have a form
-        return kernels
-
     def _fit_states(
         self,
         data: Data,
@@ -213,7 +208,8 @@ class StateSpaceMixin(IndexedOutput, SeriesInputs):
         X, total, given_data = data.X.numpy(), data.total, data
         callback = StopRecorder(callback)
         process = self._process_columns(X)
-        one, signals, start = process.shape[1] == 1, self._signals(process, given), None
+        one, start = process.shape[1] == 1, None
+        signals = process_kernels(process, given, self._start_variance)
         # Additive noise is relative to standardised targets; latent functions of labels and counts
         # have no such unit, and their variances none that a prior could know.
         prior = signals if self.kernel is None and likelihood.is_additive else None

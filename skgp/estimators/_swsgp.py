@@ -60,15 +60,7 @@ class SWSGPRegressor(SWSGPMixin, LikelihoodGPRegressor, StreamingGPRegressor):
     method : {"variational", "kriging"}, default="variational"
         The model above. "kriging", which needs Gaussian noise, is deprecated: it is
         `VecchiaGPRegressor`, of `kernel`, `n_neighbors` and `optimizer`.
-    likelihood : {"gaussian", "student_t", "poisson"} or instance, default="gaussian"
-        Observation noise: "student_t" for targets with outliers, "poisson" for counts. An instance
-        of a class of ``skgp.likelihoods``, or of your own, learns its free parameters; additive
-        noise is relative to the standardised targets, as the kernel is.
-    link : {"exp", "softplus"}, default="exp"
-        Of "poisson": the rate is exp(f) or log(1 + exp(f)). Other likelihoods have none.
-    n_inducing : int or None, default=None
-        Number of inducing points M; None for one per distinct input, at most 100000, or 10000 where
-        observations are read in blocks. Lowered to the number of distinct inputs, with a warning.
+    {likelihood, link, n_inducing}
     n_neighbors : int or "auto", default="auto"
         Inducing points H that an observation uses, or all there are if that is fewer. "auto" is 32;
         of up to 2500 observations with Gaussian noise and an inducing point each it is all of them,
@@ -80,17 +72,11 @@ class SWSGPRegressor(SWSGPMixin, LikelihoodGPRegressor, StreamingGPRegressor):
     covariance : {"auto", "diagonal", "full"}, default="auto"
         Of q(u). "full" has :math:`M^2` numbers, and unless H = M is learned by steps of Adam;
         "auto" is full where H = M and the inducing points are fixed.
-    inducing : {"auto", "fixed", "learned"}, default="auto"
-        Whether the inducing points move, by steps of Adam. "auto" moves them where such steps are
-        taken anyway (``solver="adam"``, a polish), if they are no more than a quarter of the
-        observations.
+    {inducing}
     init : {"random", "k-means", "greedy"}, default="random"
         Where they begin: observations at random, centres of clusters, or observations chosen one by
         one where the variance that the others leave is greatest.
-    neighbors : {"auto", "exact", "faiss"}, default="auto"
-        How the nearest points are found. "auto" is exact but for more than 50 columns and 4096
-        points or more, where a search in principal components may miss some; "faiss" needs that
-        library.
+    {neighbors}
     solver : {"auto", "natural", "adam"}, default="auto"
         A closed form, or natural-gradient steps where the noise is not Gaussian ("auto",
         "natural"), followed by Adam for what that cannot do (full S with H < M, learned points); or
@@ -109,23 +95,7 @@ class SWSGPRegressor(SWSGPMixin, LikelihoodGPRegressor, StreamingGPRegressor):
         standard deviations if observations are predicted better by their neighbours then. "auto" is
         50 with ``kernel=None``, more than 50 columns and fewer neighbours than observations, if
         fits to some observations then predict others better; else None.
-    degrees_of_freedom : float or "auto", default="auto"
-        Of "student_t"; "auto" learns them, with a Gamma prior of mode 4.
-    optimizer : "auto" or None, default="auto"
-        None keeps the kernel's hyper-parameters and the points.
-    normalize_y : bool, default=True
-        Centre and scale the targets; ``kernel_`` is then in units of the scaled target. Counts are
-        left as they are.
-    max_iter : int or None, default=None
-        Natural-gradient steps (14 by default) or steps of Adam: by default as many as it takes
-        until the bound stands still, 6000 at most, and 400 of a polish.
-    tol : float, default=1e-4
-        Relative change of the bound at which the former stop.
-    learning_rate : float or None, default=None
-        Of Adam, for logarithms of hyper-parameters; None for 0.03. Those of other parameters
-        follow.
-    batch_size : int, default=256
-        Observations of a step of Adam.
+    {degrees_of_freedom, optimizer, normalize_y, max_iter, tol, learning_rate, batch_size}
     warm_start : bool, default=False
         Keep the hyper-parameters of the last fit and, where the inducing points are the same, start
         from its posterior. Another kernel, method, likelihood, projection or number of columns
@@ -135,28 +105,11 @@ class SWSGPRegressor(SWSGPMixin, LikelihoodGPRegressor, StreamingGPRegressor):
         without Gaussian noise, a polish): at most 4000, and no fewer than 500 or a third of the
         observations. q learns from all observations afterwards. Below 100 observations none are
         held out.
-    random_state : int, RandomState instance or None, default=None
-        Seed of whatever a fit draws; an int makes fits repeatable.
-    device : str or torch.device, default="auto"
-        Of fit and predictions; "auto" is "cuda" where there is one and at least 500
-        observations, else "cpu".
-    dtype : {"float64", "float32"}, default="float64"
-        Of the fit. Predictions are in float64.
-    n_jobs : int or None, default=None
-        Threads. None is one, but all that torch has for large matrix operations; a number is for
-        these, and from 2000 observations on for everything: -1, all processors, pays on an idle
-        machine.
-    memory_budget : float or None, default=None
-        Bytes that a fit or a prediction may take beyond the data and the model. None is 70% of
-        what is free on the device. Less makes tiles smaller and computes anew what was kept; what
-        cannot fit is refused before it begins.
-    verbose : int, default=0
-        1 prints one line per stage, 2 one per iteration.
+    {random_state, device, dtype, n_jobs, memory_budget, verbose}
 
     Attributes
     ----------
-    kernel_ : Kernel
-        With the hyper-parameters learned, noise included.
+    {kernel_}
     inducing_points_ : ndarray of shape (M, d)
         In the coordinates of the projection, if there is one.
     n_inducing_ : int
@@ -169,25 +122,14 @@ class SWSGPRegressor(SWSGPMixin, LikelihoodGPRegressor, StreamingGPRegressor):
         observations.
     polished_ : bool
         Whether a polish was kept.
-    noise_variance_ : float or ndarray of shape (t,)
-        In squared units of y; none for counts.
-    likelihood_scale_ : float
-        Of Student-t noise, in units of y.
-    degrees_of_freedom_ : float
-        Of Student-t noise.
+    {noise_variance_, likelihood_scale_, degrees_of_freedom_}
     n_iter_ : int
         Steps that were taken; 1 for a closed form.
     history_ : dict of lists
         "hyperparameters": log-density per observation, in nats; "prior": negative log-density of
         a held-out observation, for each prior tried; "solve" and "polish": minus the bound, per
         observation.
-    interrupted_ : bool
-        Whether Ctrl-C stopped the fit.
-    n_features_in_ : int
-    feature_names_in_ : ndarray of str
-    y_mean_, y_scale_ : float or ndarray of shape (t,)
-        Mean and standard deviation of the targets, for Student-t noise of those that are no gross
-        outliers.
+    {interrupted_, n_features_in_, feature_names_in_, y_mean_}
 
     See Also
     --------

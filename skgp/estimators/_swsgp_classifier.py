@@ -13,7 +13,8 @@ from sklearn.gaussian_process.kernels import Kernel
 from skgp.blocks import MappedBlocks
 from skgp.data import Data
 from skgp.estimators._base import Backend, arrays, to_tensor
-from skgp.estimators._base_classifier import StreamingGPClassifier, coded_columns
+from skgp.estimators._base_classifier import StreamingGPClassifier
+from skgp.estimators._classification_data import coded_columns
 from skgp.estimators._fitting import FitSession
 from skgp.estimators._parameters import StrOptions, warn_at_bounds
 from skgp.estimators._projection import ProjectedClassifierMixin
@@ -72,9 +73,7 @@ class SWSGPClassifier(ProjectedClassifierMixin, SWSGPMixin, StreamingGPClassifie
         `n_neighbors`, `likelihood`, `projection`, `class_weight` and `optimizer`.
     likelihood : {"probit", "logit"}, default="probit"
         The link g. Averages of the first over f have a closed form.
-    n_inducing : int or None, default=None
-        Number of inducing points M; None for one per distinct input, at most 100000, or 10000 where
-        observations are read in blocks. Lowered to the number of distinct inputs, with a warning.
+    {n_inducing}
     n_neighbors : int or "auto", default="auto"
         Inducing points H that an observation uses, or all there are if that is fewer. "auto" is 32;
         of up to 1000 observations (fewer of more than two classes) with an inducing point each it
@@ -85,18 +84,12 @@ class SWSGPClassifier(ProjectedClassifierMixin, SWSGPMixin, StreamingGPClassifie
     covariance : {"auto", "diagonal", "full"}, default="auto"
         Of q(u). "full" has :math:`M^2` numbers a class, and unless H = M is learned by steps of
         Adam; "auto" is full where H = M and the inducing points are fixed.
-    inducing : {"auto", "fixed", "learned"}, default="auto"
-        Whether the inducing points move, by steps of Adam. "auto" moves them where such steps are
-        taken anyway (``solver="adam"``, a polish), if they are no more than a quarter of the
-        observations.
+    {inducing}
     init : {"auto", "random", "k-means", "greedy"}, default="auto"
         Where they begin: observations at random; centres of clusters, of each class by itself; or
         observations chosen one by one where the variance that the others leave is greatest. "auto"
         takes clusters for up to 0.3 n points, else observations at random.
-    neighbors : {"auto", "exact", "faiss"}, default="auto"
-        How the nearest points are found. "auto" is exact but for more than 50 columns and 4096
-        points or more, where a search in principal components may miss some; "faiss" needs that
-        library.
+    {neighbors}
     solver : {"auto", "natural", "adam"}, default="auto"
         Natural-gradient steps ("auto", "natural"), followed by Adam for what these cannot do (full
         S with H < M, learned points); or Algorithm 1 of the paper, by which minibatches move
@@ -109,20 +102,7 @@ class SWSGPClassifier(ProjectedClassifierMixin, SWSGPMixin, StreamingGPClassifie
         standard deviations if observations are predicted better by their neighbours then. "auto" is
         50 with ``kernel=None``, more than 50 columns and fewer neighbours than observations, unless
         these predict held-out labels better.
-    class_weight : dict, "balanced" or None, default=None
-        Weights of classes, which multiply those of observations.
-    optimizer : "auto" or None, default="auto"
-        None keeps the kernel's hyper-parameters and the points.
-    max_iter : int or None, default=None
-        Natural-gradient steps (14 by default) or steps of Adam: by default as many as it takes
-        until the bound stands still, 6000 at most, and 400 of a polish.
-    tol : float, default=1e-4
-        Relative change of the bound at which the former stop.
-    learning_rate : float or None, default=None
-        Of Adam, for logarithms of hyper-parameters; None for 0.03. Those of other parameters
-        follow.
-    batch_size : int, default=256
-        Observations of a step of Adam.
+    {class_weight, optimizer, max_iter, tol, learning_rate, batch_size}
     warm_start : bool, default=False
         Keep the hyper-parameters of the last fit and, where the inducing points are the same, start
         from its posterior. Another kernel, method, likelihood, projection, number of columns or set
@@ -132,29 +112,12 @@ class SWSGPClassifier(ProjectedClassifierMixin, SWSGPMixin, StreamingGPClassifie
         ``moderation_`` and ``coupling_``, and to judge a polish: at most 4000, and no fewer than
         500 or a third of the observations. q learns from all observations afterwards. Below 100
         observations none are held out.
-    random_state : int, RandomState instance or None, default=None
-        Seed of whatever a fit draws; an int makes fits repeatable.
-    device : str or torch.device, default="auto"
-        Of fit and predictions; "auto" is "cuda" where there is one and at least 500
-        observations, else "cpu".
-    dtype : {"float64", "float32"}, default="float64"
-        Of the fit. Predictions are in float64.
-    n_jobs : int or None, default=None
-        Threads. None is one, but all that torch has for large matrix operations; a number is for
-        these, and from 2000 observations on for everything: -1, all processors, pays on an idle
-        machine.
-    memory_budget : float or None, default=None
-        Bytes that a fit or a prediction may take beyond the data and the model. None is 70% of
-        what is free on the device. Less makes tiles smaller and computes anew what was kept; what
-        cannot fit is refused before it begins.
-    verbose : int, default=0
-        1 prints one line per stage, 2 one per iteration.
+    {random_state, device, dtype, n_jobs, memory_budget, verbose}
 
     Attributes
     ----------
     classes_ : ndarray of shape (n_classes,)
-    kernel_ : Kernel
-        With the hyper-parameters learned.
+    {kernel_}
     inducing_points_ : ndarray of shape (M, d)
         In the coordinates of the projection, if there is one.
     n_inducing_ : int
@@ -182,10 +145,7 @@ class SWSGPClassifier(ProjectedClassifierMixin, SWSGPMixin, StreamingGPClassifie
         "hyperparameters": the objective of their search; "prior": negative log-probability of the
         label of a held-out observation, for each prior tried; "solve" and "polish": minus the
         bound, per observation.
-    interrupted_ : bool
-        Whether Ctrl-C stopped the fit.
-    n_features_in_ : int
-    feature_names_in_ : ndarray of str
+    {interrupted_, n_features_in_, feature_names_in_}
 
     See Also
     --------

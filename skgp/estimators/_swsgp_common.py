@@ -12,16 +12,11 @@ from sklearn.gaussian_process.kernels import Kernel
 
 from skgp.blocks import MappedBlocks
 from skgp.data import Data
-from skgp.estimators._base import Backend, arrays, to_tensor
+from skgp.estimators._base import Backend, arrays
 from skgp.estimators._fitting import FitSession
 from skgp.estimators._parameters import Auto, Interval, Option, StrOptions, options
-from skgp.estimators._projection import ProjectionMixin
-from skgp.estimators._reduction import (
-    INITIALISERS,
-    Projection,
-    inducing_points,
-    warn_of_few_rows,
-)
+from skgp.estimators._projection import ProjectionMixin, as_seen
+from skgp.estimators._reduction import INITIALISERS, inducing_points, warn_of_few_rows
 from skgp.estimators._vecchia_common import VecchiaMixin
 from skgp.estimators.defaults import (
     POLISHED_SHARE,
@@ -31,7 +26,7 @@ from skgp.estimators.defaults import (
     VECCHIA_NEIGHBORS,
 )
 from skgp.inference.neighbors.posterior import SWSGPPosterior, SWSGPState
-from skgp.inference.neighbors.search import distinct
+from skgp.inference.neighbors.search import distinct, positions
 from skgp.inference.neighbors.streaming import Summary, localized, update, update_full
 from skgp.learning.local.prior import Settings
 from skgp.likelihoods import Likelihood
@@ -43,6 +38,32 @@ class SWSGPMixin(ProjectionMixin):
     """Parameters, inducing points and predictions; an estimator adds the likelihood.
 
     The estimator has the parameters of ``_swsgp_constraints``.
+
+    Parameters
+    ----------
+    n_inducing : int or None, default=None
+        Number of inducing points M; None for one per distinct input, at most 100000, or 10000 where
+        observations are read in blocks. Lowered to the number of distinct inputs, with a warning.
+    inducing : {"auto", "fixed", "learned"}, default="auto"
+        Whether the inducing points move, by steps of Adam. "auto" moves them where such steps are
+        taken anyway (``solver="adam"``, a polish), if they are no more than a quarter of the
+        observations.
+    neighbors : {"auto", "exact", "faiss"}, default="auto"
+        How the nearest points are found. "auto" is exact but for more than 50 columns and 4096
+        points or more, where a search in principal components may miss some; "faiss" needs that
+        library.
+    optimizer : "auto" or None, default="auto"
+        None keeps the kernel's hyper-parameters and the points.
+    max_iter : int or None, default=None
+        Natural-gradient steps (14 by default) or steps of Adam: by default as many as it takes
+        until the bound stands still, 6000 at most, and 400 of a polish.
+    tol : float, default=1e-4
+        Relative change of the bound at which the former stop.
+    learning_rate : float or None, default=None
+        Of Adam, for logarithms of hyper-parameters; None for 0.03. Those of other parameters
+        follow.
+    batch_size : int, default=256
+        Observations of a step of Adam.
     """
 
     method: str
@@ -62,6 +83,8 @@ class SWSGPMixin(ProjectionMixin):
     validation_fraction: float
     #: A `SWSGPPosterior`, or that of Vecchia's approximation.
     _posterior: Any
+    #: What ``partial_fit`` must know of the rows seen.
+    _summary: Summary | None
     #: Whether q(u) was found from rows in blocks.
     _reads_blocks = False
 
@@ -141,7 +164,8 @@ class SWSGPMixin(ProjectionMixin):
             points = self.inducing_points_
         else:
             points = self._choose_points(data, kernel, np.random.RandomState(backend.seed))
-        self._warn_of_few_rows(len(points), X)
+        if self.n_inducing is not None and len(points) < self.n_inducing:
+            warn_of_few_rows(self.n_inducing, len(distinct(X)[0]))
         return backend.tensor(points), positions(X, torch.from_numpy(points))
 
     def _keeps_points(self, data: Data) -> bool:
@@ -168,11 +192,6 @@ class SWSGPMixin(ProjectionMixin):
         """Inducing points if there are as many distinct rows."""
         most = SWSGP_BLOCKS_INDUCING if self._reads_blocks else SWSGP_MAX_INDUCING
         return most if self.n_inducing is None else self.n_inducing
-
-    def _warn_of_few_rows(self, n_points: int, X: torch.Tensor) -> None:
-        """Warn if there are fewer distinct rows than points asked for."""
-        if self.n_inducing is not None and n_points < self.n_inducing:
-            warn_of_few_rows(self.n_inducing, len(distinct(X)[0]))
 
     def _neighbors_of(self, n_points: int, *, each_row: bool, n_latent: int) -> int:
         """H, of so many points, whether or not one a row."""
@@ -232,12 +251,11 @@ class SWSGPMixin(ProjectionMixin):
         self._set_neighbors(len(Z), each_row=each_row, n_latent=data.y.shape[1])
         start, settings = self._warm_state(data, backend), self._settings(len(Z), len(data))
         if start is not None and self.kl_weight == "auto":
-            share = len(Z) / self.n_neighbors_
-            settings = replace(settings, kl_weight=self._kl_factor * share)
+            settings = replace(settings, kl_weight=self._kl_factor * (len(Z) / self.n_neighbors_))
         settings = replace(settings, polish=self._polishes(len(Z), len(data)), rival=rival)
         given: Data | MappedBlocks = data
         if blocks is not None:
-            seen = partial(_seen, projection=self._projection, to=(backend.device, backend.dtype))
+            seen = partial(as_seen, projection=self._projection, to=(backend.device, backend.dtype))
             given = blocks.then(seen, data)
         fit = fit_swsgp(
             kernel,
@@ -252,7 +270,7 @@ class SWSGPMixin(ProjectionMixin):
             callback=callback,
         )
         self._set_posterior(fit.state)
-        self._set_summary(fit.summary)
+        self._summary = fit.summary
         self._keep_kl_weight(fit.kl_weight)
         self.elbo_ = fit.elbo
         self.polished_ = fit.polished
@@ -264,10 +282,6 @@ class SWSGPMixin(ProjectionMixin):
         """Set ``kl_weight_``, and what it is relative to M / H."""
         self.kl_weight_ = kl_weight
         self._kl_factor = kl_weight * self.n_neighbors_ / self.n_inducing_
-
-    def _set_summary(self, summary: Summary | None) -> None:
-        """Keep what `partial_fit` must know of the rows seen."""
-        self._summary = summary
 
     def _set_posterior(self, state: SWSGPState) -> None:
         """Predict from this state from now on."""
@@ -342,7 +356,7 @@ class SWSGPMixin(ProjectionMixin):
                 neighbors=self.neighbors,
                 **steps,
             )
-            self._set_summary(summary)
+            self._summary = summary
         self.n_neighbors_ = min(H, state.n_inducing)
         self._set_posterior(state)
         if self.kl_weight == "auto":
@@ -383,17 +397,3 @@ def _learned(estimator: Any) -> dict[str, Any]:
     """What a fit has set."""
     parameters = estimator.get_params(deep=False)
     return {name: value for name, value in vars(estimator).items() if name not in parameters}
-
-
-def _seen(data: Data, *, projection: Projection | None, to: tuple) -> Data:
-    """Observations of a block as a fit sees them: y (n, c), X projected, where it is to run."""
-    y = data.y if data.y.ndim == 2 else data.y[:, None]
-    X = data.X if projection is None else to_tensor(projection(data.X.numpy()))
-    device, dtype = to
-    return replace(data, X=X, y=y).to(device).to(dtype)
-
-
-def positions(X: torch.Tensor, points: torch.Tensor) -> torch.Tensor:
-    """Index (n,) of the one of some distinct points that equals each row of X; -1 where none."""
-    group = distinct(torch.cat([points, X]))[1][len(points) :]
-    return torch.where(group < len(points), group, -1)

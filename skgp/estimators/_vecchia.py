@@ -57,23 +57,13 @@ class VecchiaGPRegressor(VecchiaMixin, LikelihoodGPRegressor):
         or 4e7 / n of more than 100,000, or 0 where they do not make the targets likelier; unless
         the noise is Gaussian, 100. More is lowered to the number of distinct inputs, with a
         warning.
-    ordering : {"auto", "maximin", "random"}, default="auto"
-        Order of the observations: each as far as can be from all before it, or at random, by
-        ``random_state``. "auto" is "maximin" for up to 4 columns, where it is quick to find.
+    {ordering}
     likelihood : {"gaussian", "student_t", "poisson"} or instance, default="gaussian"
         Observation noise: "student_t" for targets with outliers, "poisson" for counts. An instance
         of a class of ``skgp.likelihoods``, or of your own, learns its free parameters; additive
         noise is relative to the standardised targets, as the kernel is. The log-density must be
         twice differentiable in f.
-    link : {"exp", "softplus"}, default="exp"
-        Of "poisson": the rate is exp(f) or log(1 + exp(f)). Other likelihoods have none.
-    degrees_of_freedom : float or "auto", default="auto"
-        Of "student_t"; "auto" learns them, with a Gamma prior of mode 4.
-    optimizer : "auto" or None, default="auto"
-        None keeps the kernel's hyper-parameters.
-    normalize_y : bool, default=True
-        Centre and scale the targets; ``kernel_`` is then in units of the scaled target. Counts are
-        left as they are.
+    {link, degrees_of_freedom, optimizer, normalize_y}
     max_iter : int, default=30
         Iterations of L-BFGS-B, at most, of each of three stages of the search (two, unless the
         noise is Gaussian).
@@ -83,52 +73,22 @@ class VecchiaGPRegressor(VecchiaMixin, LikelihoodGPRegressor):
         Observations, at random, whose densities stand for those of all observations in the search;
         each is given neighbours among all observations, or unless the noise is Gaussian among
         these. None takes all, "auto" 10000, or 2000 unless the noise is Gaussian.
-    random_state : int, RandomState instance or None, default=None
-        Seed of whatever a fit draws; an int makes fits repeatable.
-    device : str or torch.device, default="auto"
-        Of fit and predictions; "auto" is "cuda" where there is one and at least 500
-        observations, else "cpu".
-    dtype : {"float64"}, default="float64"
-    n_jobs : int or None, default=None
-        Threads. None is one, but all that torch has for large matrix operations; a number is for
-        these, and from 2000 observations on for everything: -1, all processors, pays on an idle
-        machine.
-    memory_budget : float or None, default=None
-        Bytes that a fit or a prediction may take beyond the data and the model. None is 70% of
-        what is free on the device. Less makes tiles smaller.
-    verbose : int, default=0
-        1 prints one line per stage, 2 one per iteration.
+    {random_state, device, dtype, n_jobs, memory_budget, verbose}
 
     Attributes
     ----------
-    kernel_ : Kernel
-        With the hyper-parameters learned, noise included.
-    n_neighbors_ : int
-        H, at most the number of distinct inputs less one.
+    {kernel_, n_neighbors_}
     inducing_points_ : ndarray of shape (m, d)
     n_inducing_ : int
     ordering_ : {"maximin", "random"}
     log_marginal_likelihood_value_ : float
         Of all observations under the approximation, in nats of the standardised targets, summed
         over several. Laplace's approximation unless the noise is Gaussian.
-    noise_variance_ : float or ndarray of shape (t,)
-        In squared units of y; none for counts.
-    likelihood_scale_ : float
-        Of Student-t noise, in units of y.
-    degrees_of_freedom_ : float
-        Of Student-t noise.
-    n_iter_ : int
-        Evaluations of the search.
+    {noise_variance_, likelihood_scale_, degrees_of_freedom_, n_iter_}
     history_ : dict of lists
         "hyperparameters": log-density per observation, in nats; unless the noise is Gaussian
         "solve": minus the log joint density at the steps towards the mode.
-    interrupted_ : bool
-        Whether Ctrl-C stopped the fit.
-    n_features_in_ : int
-    feature_names_in_ : ndarray of str
-    y_mean_, y_scale_ : float or ndarray of shape (t,)
-        Mean and standard deviation of the targets, for Student-t noise of those that are no gross
-        outliers.
+    {interrupted_, n_features_in_, feature_names_in_, y_mean_}
 
     See Also
     --------

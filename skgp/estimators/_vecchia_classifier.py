@@ -55,9 +55,7 @@ class VecchiaGPClassifier(ProjectedClassifierMixin, VecchiaMixin, BaseGPClassifi
         the prior exact; beyond 2500 observations none, unless held-out labels are predicted better
         with them, and fewer of more than 100000. More than the distinct inputs is lowered to their
         number, with a warning.
-    ordering : {"auto", "maximin", "random"}, default="auto"
-        Order of the observations: each as far as can be from all before it, or at random, by
-        ``random_state``. "auto" is "maximin" for up to 4 columns, where it is quick to find.
+    {ordering}
     likelihood : {"logit", "probit"}, default="logit"
         The link, which makes probabilities of f.
     projection : int, "auto" or None, default="auto"
@@ -65,10 +63,7 @@ class VecchiaGPClassifier(ProjectedClassifierMixin, VecchiaMixin, BaseGPClassifi
         standard deviations if observations are predicted better by their neighbours then. "auto" is
         50 with ``kernel=None`` and more than 50 columns, unless these predict labels held out
         better.
-    class_weight : dict, "balanced" or None, default=None
-        Weights of classes, which multiply those of observations.
-    optimizer : "auto" or None, default="auto"
-        None keeps the kernel's hyper-parameters.
+    {class_weight, optimizer}
     max_iter : int, default=0
         Iterations of L-BFGS-B, at most, by which the evidence of `batch_size` of more than 2500
         observations improves on amplitude and common length scale of a dense GP on fewer, before
@@ -77,29 +72,16 @@ class VecchiaGPClassifier(ProjectedClassifierMixin, VecchiaMixin, BaseGPClassifi
         Relative change of the evidence at which they end; its estimates are no finer.
     batch_size : int or None, default=2000
         Observations, at random, whose evidence that is. None takes all.
-    random_state : int, RandomState instance or None, default=None
-        Seed of whatever a fit draws; an int makes fits repeatable.
+    {random_state}
     device : str or torch.device, default="auto"
         Of fit and predictions; "auto" is "cuda" where there is one and at least 500
         observations, else "cpu". Sparse triangular systems are solved on the CPU.
-    dtype : {"float64"}, default="float64"
-    n_jobs : int or None, default=None
-        Threads. None is one, but all that torch has for large matrix operations; a number is for
-        these, and from 2000 observations on for everything: -1, all processors, pays on an idle
-        machine.
-    memory_budget : float or None, default=None
-        Bytes that a fit or a prediction may take beyond the data and the model. None is 70% of
-        what is free on the device. Less makes tiles smaller.
-    verbose : int, default=0
-        1 prints one line per stage, 2 one per iteration.
+    {dtype, n_jobs, memory_budget, verbose}
 
     Attributes
     ----------
     classes_ : ndarray of shape (n_classes,)
-    kernel_ : Kernel
-        With the hyper-parameters learned.
-    n_neighbors_ : int
-        H, at most the number of distinct inputs less one.
+    {kernel_, n_neighbors_}
     inducing_points_ : ndarray of shape (m, d)
         In the coordinates of the projection, if there is one.
     n_inducing_ : int
@@ -114,15 +96,11 @@ class VecchiaGPClassifier(ProjectedClassifierMixin, VecchiaMixin, BaseGPClassifi
     coupling_ : float
         Of more than two classes :math:`\lambda` in :math:`P(k) \propto p_k (1 - p_k)^{-\lambda}`,
         chosen likewise; 0 of two.
-    n_iter_ : int
-        Evaluations of the search.
+    {n_iter_}
     history_ : dict of lists
         "hyperparameters": log evidence per observation, in nats; "solve": minus the log joint
         density at the steps towards the mode.
-    interrupted_ : bool
-        Whether Ctrl-C stopped the fit.
-    n_features_in_ : int
-    feature_names_in_ : ndarray of str
+    {interrupted_, n_features_in_, feature_names_in_}
 
     See Also
     --------

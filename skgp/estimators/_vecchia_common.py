@@ -16,7 +16,25 @@ from skgp.learning.vecchia import VecchiaSettings
 
 
 class VecchiaMixin(BaseGP):
-    """Neighbours, inducing points and order."""
+    """Neighbours, inducing points and order.
+
+    Parameters
+    ----------
+    ordering : {"auto", "maximin", "random"}, default="auto"
+        Order of the observations: each as far as can be from all before it, or at random, by
+        ``random_state``. "auto" is "maximin" for up to 4 columns, where it is quick to find.
+    dtype : {"float64"}, default="float64"
+    memory_budget : float or None, default=None
+        Bytes that a fit or a prediction may take beyond the data and the model. None is 70% of
+        what is free on the device. Less makes tiles smaller.
+
+    Attributes
+    ----------
+    n_neighbors_ : int
+        H, at most the number of distinct inputs less one.
+    n_iter_ : int
+        Evaluations of the search.
+    """
 
     _vecchia_constraints: dict[str, list[Any]] = {
         "n_neighbors": [Interval(Integral, 0, None, closed="left")],

@@ -25,8 +25,7 @@ NEARLY_EXACT = 1e12
 PIVOT_TOLERANCE = 1e-14
 
 # ---- weight space
-# Of the budget: a partial Cholesky factor of K.
-PIVOT_SHARE = 0.25
+PIVOT_SHARE = 0.25  # of the budget: a partial Cholesky factor of K
 # Of the budget: features that a design keeps between passes, and what a sweep of Gauss-Seidel holds
 # of them or keeps of their factors.
 KEPT_FEATURES, KEPT_FACTORS = 0.5, 0.125
@@ -106,8 +105,7 @@ MODE_STEPS = 50
 MODE_HALVINGS = 30
 # Least curvature of a row: the targets of the regression at a mode divide by it.
 MIN_CURVATURE = 1e-12
-# Part of its weight that the data must determine for a function to stay, by gradients.
-PRUNE = 1e-2
+PRUNE = 1e-2  # part of its weight that the data must determine for a function to stay, by gradients
 PRUNE_EVERY = 25  # iterations between prunings
 PRECISION_RATE = 0.1  # of Adam on log s: larger keeps fewer, less well placed vectors
 SGD_DECAY = 0.1  # of the learning rate of the mean, over all iterations
@@ -163,16 +161,13 @@ LIKELIHOOD_START_FUNCTIONS = 1000
 SLOWEST = 0.05
 
 # ---- state space, the smoother: timed on one core over n = 1e3 to 1e6, d = 1 to 8, results equal
-#: Chunks, few enough for the working set of a step to stay in cache.
-MAX_CHUNKS = 3840
+MAX_CHUNKS = 3840  # chunks, few enough for the working set of a step to stay in cache
 #: Points of a chunk, where the tree over the chunks costs about as much as they do: ``LENGTH d
 #: sqrt(n)`` within these. Of 6, 12, ..., 192 it was within a fifth of the best at d = 2, 5, 9, 15
 #: and 40 and n = 1e3, 1e4 and 5e4; 6 took 2.5 times as long at d = 15, n = 1e4.
 MIN_LENGTH, LENGTH, MAX_LENGTH = 6, 0.02, 48
-#: What the arrays over a tile of chunks may take.
-CHUNKS_BYTES = 2**29
-#: Distinct gaps up to which transitions are looked up.
-MAX_TABLE = 512
+CHUNKS_BYTES = 2**29  # what the arrays over a tile of chunks may take
+MAX_TABLE = 512  # distinct gaps up to which transitions are looked up
 #: Of ``|1 + weight * var|``, by whose square a variance loses digits: half of them here.
 LEAST_PIVOT = 3e-5
 #: Misfit of what is known between two chunks, of its largest entry, that tells of lost digits.
@@ -184,17 +179,14 @@ MISFIT = 1e-5
 #: At n = 1e4 (1e5) 15 beside 22 ms (142, 79) with four states, 14, 42 (135, 210) with six, 33, 135
 #: (342, 1800) with 17; at regular times 16, 19 (149, 63), 14, 28 (135, 107) and 32, 99 (342, 823).
 FEW_POINTS, POINTS_A_STATE, DENSE_STATES = 3000, 600, (6, 9)
-#: Of gaps, by which they differ, relative, at regular times.
-REGULAR = 1e-9
+REGULAR = 1e-9  # of gaps, by which they differ, relative, at regular times
 #: Points of a chunk, of few states and of as many as these; halved where gaps are wide.
 DENSE_LENGTHS, MANY_STATES, SHORTEST_LENGTH = (24, 48), 12, 12
-#: Entries of the matrices of a tile of chunks, which stay in the cache.
-TILE_MATRICES = 300_000
+TILE_MATRICES = 300_000  # entries of the matrices of a tile of chunks, which stay in the cache
 #: Of weight to prior precision: log Z then has errors of 4e-10 of itself, gradients of 1e-6. What a
 #: site may exceed its value at the centre by, in nats.
 LARGEST_RATIO, FARTHEST_TOP = 1e7, 1e6
-#: Of weight to prior precision, below which a variance is not what N_ff leaves.
-SMALL_WEIGHT = 1e-2
+SMALL_WEIGHT = 1e-2  # of weight to prior precision, below which a variance is not what N_ff leaves
 
 # ---- state space, short series by one Cholesky factor
 #: Times at which it costs nearly as much as a sweep: of few states (evidence and gradient at 350
@@ -213,53 +205,41 @@ ROUGH_RATIO = 1e12
 #: of the filter, which is quicker, below a ratio as above at which variances before the first time
 #: keep six digits (by 50 digits: trend, Matern and season of 50 times).
 PREDICTED_ENTRIES, FILTER_RATIO = 2**17, 1e6
-#: Times at which draws of RBF are made by the root of their covariance: a second.
-DENSE_DRAWS = 1000
+DENSE_DRAWS = 1000  # times at which draws of RBF are made by the root of their covariance: a second
 
 # ---- state space, error of an approximate form
 #: Times of the stretch that tells it; and noise in the rounding of K, of its diagonal.
 ERROR_ROWS, LEAST_NOISE_SHARE = 256, 1e-14
 
 # ---- state space, ascent of sites: labels, counts and Student-t noise at n = 100 to 1e5
-#: Rows whose expectations are taken together: temporaries of 0.5 MB.
-SITES_TILE = 2**16
+SITES_TILE = 2**16  # rows whose expectations are taken together: temporaries of 0.5 MB
 #: Nats an observation, gained by a step, at which caution about convex rows is given up.
 SETTLED = 1e-2
-#: Step at which the search is given up.
-SHORTEST = 2.0**-10
-#: Of the ELBO's terms, which cancel: what it may fall by.
-ROUNDING = 1e-12
+SHORTEST = 2.0**-10  # step at which the search is given up
+ROUNDING = 1e-12  # of the ELBO's terms, which cancel: what it may fall by
 #: Of the precision of f that stays, at least, when a row is left out: sites may not have converged.
 LEAST_SHARE = 0.01
 
 # ---- state space, states at knots
 #: Knots a length scale that leave nearly nothing to be gained by more (ELBO of drawn series).
 PER_SCALE = 10
-#: Inducing states by default.
-MAX_KNOTS = 1000
-#: Pairs of times that are worked on together.
-PAIRS = 2**14
-#: Entries of the largest temporary of a tile of rows: 2 MB.
-ENTRIES = 2**18
-#: Times in an interval beyond which joint draws divide it.
-CROWDED = 64
+MAX_KNOTS = 1000  # inducing states by default
+PAIRS = 2**14  # pairs of times that are worked on together
+ENTRIES = 2**18  # entries of the largest temporary of a tile of rows: 2 MB
+CROWDED = 64  # times in an interval beyond which joint draws divide it
 
 # ---- state space, sites of rows that come later, which are never looked at again
 #: Passes of the search, and its least gain in nats per observation.
 ADDED_ITER, ADDED_TOL = 50, 1e-10
 
 # ---- state space, additive models
-#: Bins that a column keeps where all columns together would have too many.
-FEWEST_BINS = 16
-#: Matrices (M, M) of all bins that are held at once.
-BIN_MATRICES = 8
-#: Cells of cross tables that are counted at once: they stay in the cache.
-CELLS = 2**16
+FEWEST_BINS = 16  # bins that a column keeps where all columns together would have too many
+BIN_MATRICES = 8  # matrices (M, M) of all bins that are held at once
+CELLS = 2**16  # cells of cross tables that are counted at once: they stay in the cache
 #: Precision of a site in units of the prior's, beyond which I + W^1/2 K W^1/2 has fewer than four
 #: digits of a singular K left.
 SHARP_SITE = 1e12
-#: Numbers of a block of covariances, whose temporaries stay in the cache.
-COVARIANCES = 2**16
+COVARIANCES = 2**16  # numbers of a block of covariances, whose temporaries stay in the cache
 #: Of a batch of predictions: numbers of the covariances with training rows or of a table of the
 #: states at the bins of two columns, and bytes of what the rows have of all columns.
 BATCH_NUMBERS, BATCH_BYTES = 2**22, 2**29
@@ -322,14 +302,11 @@ ASSEMBLED, ENTRY_BYTES = 2**25, 32
 # Inducing points up to which Q is added up in a dense table, 32 MB: 65536 rows with 16 neighbours
 # among 1000 points take 0.3 s in place of 1.3.
 TABLE_POINTS = 2048
-# Matrices (n, M) and (M, M) of the system of a full covariance.
-DENSE_SYSTEM = 3
+DENSE_SYSTEM = 3  # matrices (n, M) and (M, M) of the system of a full covariance
 # Bytes of an entry of a sparse matrix; inducing points at which entries are counted beforehand.
 SPARSE_ENTRY, COUNTED_POINTS = 12, 200
-# Sums that a pass over blocks of rows holds at once: a tree over 2^8 blocks.
-HELD_SUMS = 8
-# Passes over blocks of the first step: at the start, and at what it goes to.
-FIRST_PASSES = 2
+HELD_SUMS = 8  # sums that a pass over blocks of rows holds at once: a tree over 2^8 blocks
+FIRST_PASSES = 2  # passes over blocks of the first step: at the start, and at what it goes to
 
 # ---- mixtures of exact GPs (mixture.py): none moves a prediction by more than the tolerances
 FACTOR_BYTES = 1e9  # kept for later predictions, at most
@@ -337,10 +314,8 @@ MIXTURE_TILE_BYTES = 2**22  # of one of the few (n, t) matrices that a tile need
 FEW_MIXED_ROWS = 200  # training rows up to which all samples are evaluated at once
 TOGETHER = 2**19  # covariances of all samples with new rows, up to which they are made at once
 MOST_JOINT = 4000  # rows up to which a joint draw factors their covariance
-MIXTURE_FEATURES, MIXTURE_BLOCK = (
-    8000,
-    250,
-)  # of the draws from the prior beyond, and frequencies at once
+# Of the draws from the prior beyond, and frequencies at once.
+MIXTURE_FEATURES, MIXTURE_BLOCK = 8000, 250
 PIVOT_SEED = 0  # of the pivots, which touch the speed alone
 # Of the low rank of a stochastic gradient's preconditioner (a quarter of the budget is for one):
 # twice these beside each other. Of the tile of a solution (an eighth of it): a third of the ten.
@@ -369,8 +344,7 @@ TERM_VARIANCE, TERM_VARIANCES = 0.1, (1e-8, 1e3)
 # Functions of a smooth term, and the half length of their interval in half ranges of the column:
 # with 16 and 1.5, good from 0.17 half ranges on (Riutort-Mayol et al. 2023, eq. 18).
 SMOOTH_FUNCTIONS, SMOOTH_INTERVAL = 16, 1.5
-# Length scale, in half ranges: least, at the start, and greatest.
-SMOOTH_SCALES = (0.17, 0.5, 3.0)
+SMOOTH_SCALES = (0.17, 0.5, 3.0)  # length scale, in half ranges: least, at the start, and greatest
 
 # Observations up to which a filter goes on one by one, and the state before is not run through
 # again: 30 us each, where a run takes 20 ms and some 2 us a point.

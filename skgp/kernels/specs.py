@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
+from collections.abc import Callable
+
 import numpy as np
 from sklearn.gaussian_process.kernels import (
     Hyperparameter,
@@ -125,7 +128,40 @@ class ActiveDims(Kernel):
         return f"ActiveDims({self.kernel}, dims={self.columns().tolist()})"
 
 
-class Cosine(StationaryKernelMixin, NormalizedKernelMixin, Kernel):
+def numeric(name: str, what: str) -> property:
+    """A hyper-parameter as scikit-learn looks for it, with the bounds of the attributes."""
+    bounds = f"{name}_bounds"
+    found = property(lambda kernel: Hyperparameter(name, "numeric", getattr(kernel, bounds)))
+    found.__doc__ = f"{what} as a scikit-learn hyper-parameter."
+    return found
+
+
+class OneColumnKernel(Kernel):
+    """Evaluation of kernels of one column, which have their values and derivatives."""
+
+    @abstractmethod
+    def _values(self, X: np.ndarray, Y: np.ndarray) -> tuple[np.ndarray, Callable]:
+        """K of X (n, 1) and Y (1, p), and a function that makes its derivatives.
+
+        They are with respect to the logarithms of hyper-parameters, by name.
+        """
+
+    def __call__(self, X, Y=None, eval_gradient=False):
+        """Return K(X, Y) and, for Y=None, optionally its gradient with respect to theta."""
+        X = np.atleast_2d(X)
+        if Y is not None and eval_gradient:
+            raise ValueError("Gradient can only be evaluated when Y is None.")
+        Y = X if Y is None else np.atleast_2d(Y)
+        check_one_column(type(self).__name__, X.shape[1])
+        K, derivatives = self._values(X, Y.T)
+        if not eval_gradient:
+            return K
+        slopes = derivatives()
+        free = [slopes[each.name] for each in self.hyperparameters if not each.fixed]
+        return K, np.stack(free, -1) if free else np.empty((*K.shape, 0))
+
+
+class Cosine(StationaryKernelMixin, NormalizedKernelMixin, OneColumnKernel):
     r"""A single oscillation, on one column.
 
     .. math:: k(x, x') = \cos\!\left(2 \pi \frac{|x - x'|}{p}\right).
@@ -149,32 +185,18 @@ class Cosine(StationaryKernelMixin, NormalizedKernelMixin, Kernel):
         self.period = period
         self.period_bounds = period_bounds
 
-    @property
-    def hyperparameter_period(self):
-        """The period as a scikit-learn hyper-parameter."""
-        return Hyperparameter("period", "numeric", self.period_bounds)
+    hyperparameter_period = numeric("period", "The period")
 
-    def __call__(self, X, Y=None, eval_gradient=False):
-        """Return K(X, Y) and, for Y=None, optionally its gradient with respect to theta."""
-        X = np.atleast_2d(X)
-        if Y is not None and eval_gradient:
-            raise ValueError("Gradient can only be evaluated when Y is None.")
-        Y = X if Y is None else np.atleast_2d(Y)
-        check_one_column("Cosine", X.shape[1])
-        angle = 2 * np.pi * np.abs(X - Y.T) / self.period  # (n, p), radians
-        K = np.cos(angle)
-        if not eval_gradient:
-            return K
-        if self.hyperparameter_period.fixed:
-            return K, np.empty((*K.shape, 0))
+    def _values(self, X, Y):
+        angle = 2 * np.pi * np.abs(X - Y) / self.period  # (n, p), radians
         # d cos(angle) / d log(period) = -sin(angle) * (-angle)
-        return K, (angle * np.sin(angle))[:, :, None]
+        return np.cos(angle), lambda: {"period": angle * np.sin(angle)}
 
     def __repr__(self):
         return f"Cosine(period={self.period:.3g})"
 
 
-class SHO(StationaryKernelMixin, NormalizedKernelMixin, Kernel):
+class SHO(StationaryKernelMixin, NormalizedKernelMixin, OneColumnKernel):
     r"""A damped harmonic oscillator driven by white noise, on one column.
 
     .. math:: k(t) = e^{-|t| / \tau} \left(\cos \frac{2 \pi t}{p}
@@ -211,60 +233,30 @@ class SHO(StationaryKernelMixin, NormalizedKernelMixin, Kernel):
         self.period_bounds = period_bounds
         self.decay_bounds = decay_bounds
 
-    @classmethod
-    def from_quality(cls, frequency: float, quality: float) -> SHO:
-        """The oscillator of an undamped frequency, cycles per unit of x, and a quality > 1/2."""
-        if not quality > 0.5:
-            raise ValueError(
-                f"quality must be above 1/2, got {quality}: an oscillator damped more does not "
-                "oscillate. Use Matern(nu=0.5) or Matern(nu=1.5)."
-            )
-        omega = 2 * np.pi * frequency
-        decay = 2 * quality / omega
-        return cls(2 * np.pi / np.sqrt(omega**2 - decay**-2), decay)
+    hyperparameter_decay = numeric("decay", "The decay time")
+    hyperparameter_period = numeric("period", "The period")
 
-    @property
-    def hyperparameter_decay(self):
-        """The decay time as a scikit-learn hyper-parameter."""
-        return Hyperparameter("decay", "numeric", self.decay_bounds)
-
-    @property
-    def hyperparameter_period(self):
-        """The period as a scikit-learn hyper-parameter."""
-        return Hyperparameter("period", "numeric", self.period_bounds)
-
-    def __call__(self, X, Y=None, eval_gradient=False):
-        """Return K(X, Y) and, for Y=None, optionally its gradient with respect to theta."""
-        X = np.atleast_2d(X)
-        if Y is not None and eval_gradient:
-            raise ValueError("Gradient can only be evaluated when Y is None.")
-        Y = X if Y is None else np.atleast_2d(Y)
-        check_one_column("SHO", X.shape[1])
-        lag = np.abs(X - Y.T)  # (n, p)
+    def _values(self, X, Y):
+        lag = np.abs(X - Y)  # (n, p)
         angle, ratio = 2 * np.pi * lag / self.period, self.period / (2 * np.pi * self.decay)
         fall, sine = np.exp(-lag / self.decay), np.sin(angle)
         K = fall * (np.cos(angle) + ratio * sine)
-        if not eval_gradient:
-            return K
-        # d / d log decay: t / decay K from the exponential, and the ratio falls
-        by_decay = lag / self.decay * K - ratio * fall * sine
-        # d / d log period: the angle falls, the ratio rises
-        by_period = fall * (angle * (sine - ratio * np.cos(angle)) + ratio * sine)
-        free = [
-            slope
-            for slope, each in (
-                (by_decay, self.hyperparameter_decay),
-                (by_period, self.hyperparameter_period),
-            )
-            if not each.fixed
-        ]
-        return K, np.stack(free, -1) if free else np.empty((*K.shape, 0))
+
+        def derivatives():
+            return {
+                # t / decay K from the exponential, and the ratio falls
+                "decay": lag / self.decay * K - ratio * fall * sine,
+                # the angle falls, the ratio rises
+                "period": fall * (angle * (sine - ratio * np.cos(angle)) + ratio * sine),
+            }
+
+        return K, derivatives
 
     def __repr__(self):
         return f"SHO(period={self.period:.3g}, decay={self.decay:.3g})"
 
 
-class LocalLinearTrend(Kernel):
+class LocalLinearTrend(OneColumnKernel):
     r"""A level whose slope wanders: integrated Brownian motion from an uncertain line, one column.
 
     .. math:: k(x, x') = \sigma_0^2 + \sigma_1^2 u u' + q \, [u u' > 0] \,
@@ -314,40 +306,19 @@ class LocalLinearTrend(Kernel):
         self.slope_bounds = slope_bounds
         self.origin = origin
 
-    @property
-    def hyperparameter_diffusion(self):
-        """The growth of the slope's variance as a scikit-learn hyper-parameter."""
-        return Hyperparameter("diffusion", "numeric", self.diffusion_bounds)
+    hyperparameter_diffusion = numeric("diffusion", "The growth of the slope's variance")
+    hyperparameter_level = numeric("level", "The variance of the level")
+    hyperparameter_slope = numeric("slope", "The variance of the slope")
 
-    @property
-    def hyperparameter_level(self):
-        """The variance of the level as a scikit-learn hyper-parameter."""
-        return Hyperparameter("level", "numeric", self.level_bounds)
-
-    @property
-    def hyperparameter_slope(self):
-        """The variance of the slope as a scikit-learn hyper-parameter."""
-        return Hyperparameter("slope", "numeric", self.slope_bounds)
-
-    def __call__(self, X, Y=None, eval_gradient=False):
-        """Return K(X, Y) and, for Y=None, optionally its gradient with respect to theta."""
-        X = np.atleast_2d(X)
-        if Y is not None and eval_gradient:
-            raise ValueError("Gradient can only be evaluated when Y is None.")
-        Y = X if Y is None else np.atleast_2d(Y)
-        check_one_column("LocalLinearTrend", X.shape[1])
-        u, v = X - self.origin, (Y - self.origin).T  # (n, 1), (1, p)
+    def _values(self, X, Y):
+        u, v = X - self.origin, Y - self.origin  # (n, 1), (1, p)
         low, high = np.minimum(np.abs(u), np.abs(v)), np.maximum(np.abs(u), np.abs(v))
         parts = {
             "diffusion": self.diffusion * (u * v > 0) * low**2 * (3 * high - low) / 6,
             "level": np.full(low.shape, float(self.level)),
             "slope": self.slope * (u * v),
         }
-        K = sum(parts.values())
-        if not eval_gradient:
-            return K
-        free = [parts[each.name] for each in self.hyperparameters if not each.fixed]
-        return K, np.stack(free, -1) if free else np.empty((*K.shape, 0))
+        return sum(parts.values()), lambda: parts
 
     def diag(self, X):
         """Return the diagonal of K(X, X), shape (n,)."""

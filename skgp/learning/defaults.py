@@ -81,262 +81,192 @@ LEARNING_RATE, ADAM_MOMENTS = 0.03, (0.9, 0.99)
 MAX_HELD_OUT, FEW_ROWS = 4000, 100
 
 # ---- QSGP: plans (design experiments on kin40k, protein, pol, keggdirected and MNIST) -----------
-
+#: Observations of an exact GP whose factor is kept.
 FACTOR_ROWS = 4_000
-"""Observations of an exact GP whose factor is kept."""
-
+#: Observations of an exact GP, its factor dropped after the solve.
 CHOLESKY_ROWS = 16_000
-"""Observations of an exact GP, its factor dropped after the solve."""
-
+#: Features of a streaming Gram matrix of m x m float64: 0.5 GB, 44 s on kin40k.
 CHOLESKY_FEATURES = 8_192
-"""Features of a streaming Gram matrix of m x m float64: 0.5 GB, 44 s on kin40k."""
-
+#: Of a Gram matrix of features, n m^2: about a minute on two cores.
 GRAM_FLOPS = 8e12
-"""Of a Gram matrix of features, n m^2: about a minute on two cores."""
-
+#: Features of partial_fit, whose first call cannot know how many rows will come.
 STREAMING_FEATURES = 1_024
-"""Features of partial_fit, whose first call cannot know how many rows will come."""
-
+#: The paper's m.
 STOCHASTIC_FEATURES = 100_000
-"""The paper's m."""
-
+#: Neighbours of local regression.
 N_NEIGHBORS = 128
-"""Neighbours of local regression."""
-
+#: Scales that they come from: all rows, one in 16, one in 256.
 N_SCALES = 3
-"""Scales that they come from: all rows, one in 16, one in 256."""
-
+#: Search for hyper-parameters where all observations predict. Given the nearest alone, long length
+#: scales cannot be told from short ones: those of a sine plus a product (bench_front_door.py, n =
+#: 6000) went from 2.6 to 5.1, and the exact GP's log density of held-out data from .89 to .70 nats.
+#: With three scales .89; the cost is .016 of .71 on kin40k, .005 of 1.07 on pol. What is found is
+#: compared with its start by more neighbours.
 GLOBAL_SEARCH: dict[str, Any] = {"n_scales": N_SCALES, "n_compared": 192, "n_score_rows": 512}
-"""Search for hyper-parameters where all observations predict. Given the nearest alone, long length
-scales cannot be told from short ones: those of a sine plus a product (bench_front_door.py, n =
-6000) went from 2.6 to 5.1, and the exact GP's log density of held-out data from .89 to .70 nats.
-With three scales .89; the cost is .016 of .71 on kin40k, .005 of 1.07 on pol. What is found is
-compared with its start by more neighbours."""
-
+#: Columns up to which, and observations beyond which, the joint likelihood is searched too, and
+#: neighbours by which the two kernels are compared. Of 4000 and 5000 training points of
+#: satellite_temps log densities across gaps rise by .07 and .03 nats, between the points by -.002
+#: and .008. Of 5000 points in 8 and more columns pol gains .04, house_8L and california lose .03,
+#: kin40k .006; protein gained by its noise, which all observations judge since (`LITTLE_NOISE`). Of
+#: 80,000 flights, in 8 columns, a stage of the search from the kernel that neighbours find gains
+#: .09 nats in 11 s of a processor, two more .01 in as many; from the evidence of few observations
+#: three ended .5 behind, after 48 s.
 JOINT_COLUMNS, JOINT_ROWS, JOINT_NEIGHBORS = 3, 60_000, 100
-"""Columns up to which, and observations beyond which, the joint likelihood is searched too, and
-neighbours by which the two kernels are compared. Of 4000 and 5000 training points of
-satellite_temps log densities across gaps rise by .07 and .03 nats, between the points by -.002 and
-.008. Of 5000 points in 8 and more columns pol gains .04, house_8L and california lose .03, kin40k
-.006; protein gained by its noise, which all observations judge since (`LITTLE_NOISE`). Of 80,000
-flights, in 8 columns, a stage of the search from the kernel that neighbours find gains .09 nats in
-11 s of a processor, two more .01 in as many; from the evidence of few observations three ended .5
-behind, after 48 s."""
-
+#: Of conjugate gradients where the matrix is ill conditioned; three eighths of it elsewhere
+#: (kin40k: 1500).
 PRECONDITIONER_RANK = 4_000
-"""Of conjugate gradients where the matrix is ill conditioned; three eighths of it elsewhere
-(kin40k: 1500)."""
-
+#: trace(K) / noise, a bound on the condition number of K + noise I.
 ILL_CONDITIONED = 1e7
-"""trace(K) / noise, a bound on the condition number of K + noise I."""
-
+#: Observations up to which a kernel matrix that memory holds is solved with, unasked. With that of
+#: 70,000 flights conjugate gradients had not ended after 330 s of a processor; to compare them with
+#: neighbours takes 5, and the whole fit then 54.
 SOLVED_ROWS = 40_000
-"""Observations up to which a kernel matrix that memory holds is solved with, unasked. With that of
-70,000 flights conjugate gradients had not ended after 330 s of a processor; to compare them with
-neighbours takes 5, and the whole fit then 54."""
-
+#: Relative residual of the mean above which a solution by conjugate gradients is not used.
 FALL_BACK_RESIDUAL = 0.1
-"""Relative residual of the mean above which a solution by conjugate gradients is not used."""
-
+#: Inducing points that replace it, or that stand for summands without a spectral density.
 FALL_BACK_POINTS = 2_000
-"""Inducing points that replace it, or that stand for summands without a spectral density."""
-
+#: Square float64 matrices held at once by a solution with a Gram matrix, by one with the kernel
+#: matrix, and by Newton's method beside the covariances that it ends with.
 GRAM_MATRICES, DENSE_MATRICES, HESSIANS = 5, 3, 3
-"""Square float64 matrices held at once by a solution with a Gram matrix, by one with the kernel
-matrix, and by Newton's method beside the covariances that it ends with."""
-
+#: Largest numerical rank at which K is treated as of that rank (keggdirected: 240).
 LOW_RANK = 1_000
-"""Largest numerical rank at which K is treated as of that rank (keggdirected: 240)."""
-
+#: Mean residual variance, relative to the noise, at which a rank is looked at.
 LOW_RANK_RESIDUAL = 1e-2
-"""Mean residual variance, relative to the noise, at which a rank is looked at."""
-
+#: Largest eigenvalue of what a low rank leaves of K, relative to the noise: observations would move
+#: a function along it by a tenth of what they say. On 10000 rows of a product of two of four
+#: columns the mean alone left eigenvalues of some 40 times the noise and an error of .17, with
+#: noise of .1.
 LARGEST_LEFT = 0.1
-"""Largest eigenvalue of what a low rank leaves of K, relative to the noise: observations would move
-a function along it by a tenth of what they say. On 10000 rows of a product of two of four columns
-the mean alone left eigenvalues of some 40 times the noise and an error of .17, with noise of .1."""
-
+#: Observations among which that eigenvalue is estimated.
 LEFT_ROWS = 1_000
-"""Observations among which that eigenvalue is estimated."""
-
+#: Observations whose rank is looked at before that of all.
 PROBED_ROWS = 5_000
-"""Observations whose rank is looked at before that of all."""
-
+#: Observations up to which Laplace noise has a basis function for each.
 LAPLACE_ROWS = 3_000
-"""Observations up to which Laplace noise has a basis function for each."""
-
+#: n m^2 beyond them: about twelve passes over the data, some two minutes on two cores.
 LAPLACE_FLOPS = 3e11
-"""n m^2 beyond them: about twelve passes over the data, some two minutes on two cores."""
-
+#: Numbers of features beyond which they are in float32, where that costs no accuracy.
 SINGLE_SIZE = {"laplace": 10_000_000, "newton": 20_000_000}
-"""Numbers of features beyond which they are in float32, where that costs no accuracy."""
-
+#: Observations by which float32 is judged.
 PROBE_ROWS = {"laplace": 64, "newton": 32}
-"""Observations by which float32 is judged."""
-
+#: Observations that the search for a classifier's hyper-parameters sees; of no more, the amplitude
+#: is known.
 SUBSET_ROWS = 1_000
-"""Observations that the search for a classifier's hyper-parameters sees; of no more, the amplitude
-is known."""
-
+#: Observations of a classifier with one basis function each.
 FULL_ROWS = 2_000
-"""Observations of a classifier with one basis function each."""
-
+#: Of a classifier (MNIST: 98.62% in 36 s; 8192 98.80% in 125 s).
 MOST_FEATURES = 4_096
-"""Of a classifier (MNIST: 98.62% in 36 s; 8192 98.80% in 125 s)."""
-
+#: n m^2 of a classifier: about a minute of Newton steps.
 NEWTON_FLOPS = 1.2e12
-"""n m^2 of a classifier: about a minute of Newton steps."""
-
+#: Of a classifier in blocks: times n m^2 that its steps take for each column, in exact Hessians.
 SUMS_PASSES = 12
-"""Of a classifier in blocks: times n m^2 that its steps take for each column, in exact Hessians."""
-
+#: float32 roots kept in a fitted classifier.
 FULL_COVARIANCE_NUMBERS = 4_000_000
-"""float32 roots kept in a fitted classifier."""
 
 # ---- QSGP: routes compared on held-out data where the kernel matrix is too large ----------------
-
+#: Discs held out, a hundredth of the observations each, at most so many.
 DISCS, DISC_SHARE, DISC_ROWS = 8, 0.01, 5_000
-"""Discs held out, a hundredth of the observations each, at most so many."""
-
+#: Observations scored of either kind.
 SCORED = 256
-"""Observations scored of either kind."""
-
+#: Observations and sizes at which weight space is tried.
 TRIAL_ROWS, TRIAL_FEATURES = 20_000, (512, 1_024)
-"""Observations and sizes at which weight space is tried."""
-
+#: What stands for the exact GP.
 EXACT_NEIGHBORS, EXACT_SCORED = 512, 64
-"""What stands for the exact GP."""
-
+#: Nats an observation by which a dearer route must be better.
 LEAST_GAIN = 0.02
-"""Nats an observation by which a dearer route must be better."""
-
+#: Of conjugate gradients; to compute an entry of K anew.
 CG_ITERATIONS, ENTRY_FLOPS = 60, 40
-"""Of conjugate gradients; to compute an entry of K anew."""
-
+#: About ten minutes of two cores, or of an accelerator.
 CG_FLOPS = {"cpu": 1e13, "cuda": 3e16}
-"""About ten minutes of two cores, or of an accelerator."""
 
 # ---- QSGP: amplitude, length scales and moderation of classifiers -------------------------------
-
+#: Amplitudes tried, as multiples of the one learned on the subset.
 AMPLITUDES = (0.25, 1.0, 4.0, 16.0, 64.0)
-"""Amplitudes tried, as multiples of the one learned on the subset."""
-
+#: Columns of a problem of many classes that take part in the choice of the amplitude.
 AMPLITUDE_COLUMNS = 3
-"""Columns of a problem of many classes that take part in the choice of the amplitude."""
-
+#: Cost of an approximate leave-one-out score up to which it takes the place of held-out data.
 LEAVE_ONE_OUT_FLOPS = 3e10
-"""Cost of an approximate leave-one-out score up to which it takes the place of held-out data."""
-
+#: Observations held out, at most; as a share of all, a tenth.
 AMPLITUDE_HELD_OUT = 5_000
-"""Observations held out, at most; as a share of all, a tenth."""
-
+#: Fewer observations hold no more than the search for hyper-parameters has seen: labels left out
+#: correct its scales. Both corrections in a row lose on many observations: log loss of the ten
+#: digits of MNIST, 60000 rows .0591 (.0559 without that by labels left out), 6000 rows .125 (.128).
 SCALE_ROWS = 5_000
-"""Fewer observations hold no more than the search for hyper-parameters has seen: labels left out
-correct its scales. Both corrections in a row lose on many observations: log loss of the ten digits
-of MNIST, 60000 rows .0591 (.0559 without that by labels left out), 6000 rows .125 (.128)."""
-
+#: Of a trial of length scales.
 SCALE_TRAINING, SCALE_HELD_OUT, SCALE_POINTS = 12_000, 4_000, 1_200
-"""Of a trial of length scales."""
-
+#: Factor of the length scales, and how often it is taken in one direction.
 SCALE_STEP, SCALE_MAX_STEPS = 2**0.5, 4
-"""Factor of the length scales, and how often it is taken in one direction."""
-
+#: Amplitudes fitted together in each trial.
 SCALE_AMPLITUDES = (1.0, 4.0, 16.0)
-"""Amplitudes fitted together in each trial."""
-
+#: Of the logarithms of standard deviation and length scales in a search by labels left out.
 LEFT_OUT_STEP = 0.4
-"""Of the logarithms of standard deviation and length scales in a search by labels left out."""
-
+#: Of logarithms of variance and length scales, about the kernel of the evidence, in that search:
+#: log losses from 20 and 40 observations of eleven sets fell (even digits .54 -> .49 and .33 ->
+#: .31; the worst of seven samples of a plane in ten columns 1.4 -> .74), from 100 they stayed.
 LEFT_OUT_STD = 2.0
-"""Of logarithms of variance and length scales, about the kernel of the evidence, in that search:
-log losses from 20 and 40 observations of eleven sets fell (even digits .54 -> .49 and .33 -> .31;
-the worst of seven samples of a plane in ten columns 1.4 -> .74), from 100 they stayed."""
-
+#: Steps of amplitude and of length scales; both together, where labels tell their ratio alone.
 LEFT_OUT_MOVES = ((0, -1), (0, 1), (1, 0), (-1, 0), (1, 1), (-1, -1))
-"""Steps of amplitude and of length scales; both together, where labels tell their ratio alone."""
-
+#: Kernels of such a search at most.
 LEFT_OUT_TRIALS = 30
-"""Kernels of such a search at most."""
-
+#: Standard errors by which a kernel must gain. From 200 and 1000 observations of ten sets, kernels
+#: that gained by more predicted others better (digits .262 -> .170 and .078 -> .033, MNIST .169 ->
+#: .120, ringnorm .118 -> .080); those that gained by less were worse in four cases of six.
 LEFT_OUT_ERRORS = 2.0
-"""Standard errors by which a kernel must gain. From 200 and 1000 observations of ten sets, kernels
-that gained by more predicted others better (digits .262 -> .170 and .078 -> .033, MNIST .169 ->
-.120, ringnorm .118 -> .080); those that gained by less were worse in four cases of six."""
-
+#: Factors of the latent variance to choose among. In eighteen problems (59 to 900 observations of
+#: nine data sets trained on, others judged by) the loss of 1/16 exceeded the least of these and
+#: 1/64 by .010 nats per observation on average, that of 0 by .012, of 1/4 by .040, of 1 by .14.
 MODERATIONS = (0.0, 1 / 16, 1 / 4, 1.0)
-"""Factors of the latent variance to choose among. In eighteen problems (59 to 900 observations of
-nine data sets trained on, others judged by) the loss of 1/16 exceeded the least of these and 1/64
-by .010 nats per observation on average, that of 0 by .012, of 1/4 by .040, of 1 by .14."""
-
+#: Where no observation can be left out that the hyper-parameters have not seen, unless labels left
+#: out in turn are predicted better by two standard errors: from 100 labels of twelve sets they gain
+#: .004 nats with a kernel given, .055 on digits; where a class is small and apart, .05 to .25.
 FEW_ROWS_MODERATION = 1 / 16
-"""Where no observation can be left out that the hyper-parameters have not seen, unless labels left
-out in turn are predicted better by two standard errors: from 100 labels of twelve sets they gain
-.004 nats with a kernel given, .055 on digits; where a class is small and apart, .05 to .25."""
-
+#: Exponents of the coupling of classes to choose among.
 COUPLINGS = (0.0, 0.25, 0.5, 0.75, 1.0)
-"""Exponents of the coupling of classes to choose among."""
-
+#: Where observations are too few to choose by.
 FEW_ROWS_COUPLING = 0.5
-"""Where observations are too few to choose by."""
-
+#: What stays of the precision of phi'u in a leave-one-out moment: all could go where a fit stopped
+#: early.
 LEAST_PRECISION = 0.01
-"""What stays of the precision of phi'u in a leave-one-out moment: all could go where a fit stopped
-early."""
-
+#: Below it the divergence holds nothing, and an observation left out would be all there was.
 COUPLING_BETA = 1e-3
-"""Below it the divergence holds nothing, and an observation left out would be all there was."""
 
 # ---- QSGP: stochastic gradients, relevance vectors ----------------------------------------------
-
+#: Times the mean square of the targets, left on the support rows.
 DIVERGED = 1.5
-"""Times the mean square of the targets, left on the support rows."""
-
+#: With a learning rate a tenth of the last one's.
 MAX_RESTARTS = 3
-"""With a learning rate a tenth of the last one's."""
-
+#: Observations held out of ten times as many or more to scale the variances of a regression, to
+#: within a tenth. `examples/papers/qsgp_curves.py` prints the densities without: tens of nats more.
 CALIBRATION_ROWS = 300
-"""Observations held out of ten times as many or more to scale the variances of a regression, to
-within a tenth. `examples/papers/qsgp_curves.py` prints the densities without: tens of nats more."""
-
+#: Observations held out to decide about moderation; more would take long to predict with 1e6
+#: functions.
 MODERATION_ROWS = 300
-"""Observations held out to decide about moderation; more would take long to predict with 1e6
-functions."""
-
+#: Observations whose marginal likelihood gives relevance vectors their first kernel.
 RELEVANCE_ROWS = 500
-"""Observations whose marginal likelihood gives relevance vectors their first kernel."""
-
+#: Observations whose evidence decides about shorter length scales.
 RELEVANCE_SEARCH = 2_000
-"""Observations whose evidence decides about shorter length scales."""
-
+#: Nats by which the evidence of a halving may fall.
 RELEVANCE_TOL = 1e-3
-"""Nats by which the evidence of a halving may fall."""
-
+#: Halvings of the length scales, and the nats that one must gain: shorter ones take more
+#: vectors.
 RELEVANCE_HALVINGS, RELEVANCE_WORTH = 6, 10.0
-"""Halvings of the length scales, and the nats that one must gain: shorter ones take more
-vectors."""
-
+#: Of the length scales, where half of the observations are vectors: of targets without a signal
+#: all are, at a noise of nothing (tests/estimators/test_qsgp_relevance.py).
 RELEVANCE_DOUBLINGS = 12
-"""Of the length scales, where half of the observations are vectors: of targets without a signal
-all are, at a noise of nothing (tests/estimators/test_qsgp_relevance.py)."""
 
 # ---- Gross errors among the targets -------------------------------------------------------------
-
+#: Robust standard deviations beyond which an observation is an outlier.
 OUTLIER_CUTOFF = 5.0
-"""Robust standard deviations beyond which an observation is an outlier."""
-
+#: Of absolute residuals, and of |z|, z ~ N(0, 1): out of reach of up to 15% of wrong targets. The
+#: median takes the hard rows of a function with plateaus for errors: 20% of the clean rows of pol,
+#: of which the 85% quantile condemns 2%.
 OUTLIER_QUANTILE, OUTLIER_QUANTILE_OF_NORMAL = 0.85, 1.4395
-"""Of absolute residuals, and of |z|, z ~ N(0, 1): out of reach of up to 15% of wrong targets. The
-median takes the hard rows of a function with plateaus for errors: 20% of the clean rows of pol, of
-which the 85% quantile condemns 2%."""
-
+#: Neighbours whose median judges an observation; that predict it.
 MEDIAN_NEIGHBORS, PREDICTING_NEIGHBORS = 11, 24
-"""Neighbours whose median judges an observation; that predict it."""
-
+#: Searches, and the share of observations judged otherwise that is not worth another.
 OUTLIER_ROUNDS, OUTLIER_CHANGED = 2, 0.01
-"""Searches, and the share of observations judged otherwise that is not worth another."""
-
+#: Observations whose neighbours are gathered at once.
 OUTLIER_BATCH = 256
-"""Observations whose neighbours are gathered at once."""
 
 # ---- searches from many starts (multi_start.py)
 #: scikit-learn's own of L-BFGS-B: relative fall of the loss, greatest projected gradient, steps.

@@ -6,6 +6,8 @@ distribution function, quantiles, draws.
 
 import abc
 import math
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -67,6 +69,8 @@ class Likelihood(TensorState, abc.ABC):
     is_log_concave = is_smooth = True
     is_gaussian = is_additive = is_numeric = is_count = has_log_link = False
     has_heavy_tails = False
+    #: Distance in f over which functions of it bend, where they do: see `_averaged`.
+    _bend: float
 
     def __init__(self, *, n_points: int = 20) -> None:
         quadrature.check_n_points(n_points)
@@ -301,6 +305,11 @@ class Likelihood(TensorState, abc.ABC):
             if second.requires_grad:
                 (third,) = torch.autograd.grad(second.sum(), f)
         return torch.where(second < 0, -third / second.detach(), 0.0)
+
+    def _averaged(self, rule: Callable, function: Callable, y: Tensor, *moments: Tensor) -> Any:
+        """A rule of `quadrature` for averages over f, of a smooth function of y and f."""
+        scale, n_points = self._bend, self.n_points
+        return rule(lambda f, y: function(y, f), *moments, y, scale=scale, n_points=n_points)
 
     def _expected_log_prob(self, y: Tensor, mean: Tensor, var: Tensor) -> Tensor:
         return quadrature.expectation(

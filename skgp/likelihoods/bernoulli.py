@@ -61,6 +61,8 @@ class Bernoulli(Likelihood):
     tensor([0.5000, 0.8145], dtype=torch.float64)
     """
 
+    _bend = SIGMOID_SCALE
+
     def __init__(self, link: str = "logit", *, n_points: int = 20) -> None:
         super().__init__(n_points=n_points)
         if link not in _LINKS:
@@ -120,35 +122,15 @@ class Bernoulli(Likelihood):
         self, y: Tensor, mean: Tensor, var: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
         """All three by one rule."""
-        return quadrature.smooth_averages(  # type: ignore[return-value]
-            lambda f, y: self._log_prob_and_derivatives(y, f),
-            mean,
-            var,
-            y,
-            scale=SIGMOID_SCALE,
-            n_points=self.n_points,
-        )
+        rule = quadrature.smooth_averages
+        return self._averaged(rule, self._log_prob_and_derivatives, y, mean, var)
 
     def _expected_log_prob(self, y: Tensor, mean: Tensor, var: Tensor) -> Tensor:
-        return quadrature.smooth_expectation(
-            lambda f, y: self._log_prob_and_derivatives(y, f),
-            mean,
-            var,
-            y,
-            scale=SIGMOID_SCALE,
-            n_points=self.n_points,
-        )
+        rule = quadrature.smooth_expectation
+        return self._averaged(rule, self._log_prob_and_derivatives, y, mean, var)
 
     def _expected_derivatives(self, y: Tensor, mean: Tensor, var: Tensor) -> tuple[Tensor, Tensor]:
-        first, second = quadrature.smooth_averages(
-            lambda f, y: self._derivatives(y, f),
-            mean,
-            var,
-            y,
-            scale=SIGMOID_SCALE,
-            n_points=self.n_points,
-        )
-        return first, second
+        return self._averaged(quadrature.smooth_averages, self._derivatives, y, mean, var)
 
     def _log_predictive(self, y: Tensor, mean: Tensor, var: Tensor) -> Tensor:
         if self.link == "probit":

@@ -84,6 +84,7 @@ class Poisson(NumericLikelihood):
     """
 
     is_count = True
+    _bend = SOFTPLUS_SCALE
 
     def __init__(
         self, link: str = "exp", *, n_points: int = 20, offset: Tensor | None = None
@@ -135,27 +136,14 @@ class Poisson(NumericLikelihood):
         if self.link == "exp":
             mean = mean + self._offset_like(mean)
             return y * mean - self._link.rate(mean + 0.5 * var) - torch.lgamma(y + 1)
-        return quadrature.smooth_expectation(
-            lambda f, y: self._log_prob_and_derivatives(y, f),
-            mean,
-            var,
-            self._with_offset(y),
-            scale=SOFTPLUS_SCALE,
-            n_points=self.n_points,
-        )
+        given = self._with_offset(y), mean, var
+        return self._averaged(quadrature.smooth_expectation, self._log_prob_and_derivatives, *given)
 
     def _expected_derivatives(self, y: Tensor, mean: Tensor, var: Tensor) -> tuple[Tensor, Tensor]:
         if self.link == "exp":
             return self._derivatives(y, mean + 0.5 * var)
-        first, second = quadrature.smooth_averages(
-            lambda f, y: self._derivatives(y, f),
-            mean,
-            var,
-            self._with_offset(y),
-            scale=SOFTPLUS_SCALE,
-            n_points=self.n_points,
-        )
-        return first, second
+        given = self._with_offset(y), mean, var
+        return self._averaged(quadrature.smooth_averages, self._derivatives, *given)
 
     def _log_predictive(self, y: Tensor, mean: Tensor, var: Tensor) -> Tensor:
         if self.link == "exp":
@@ -175,7 +163,7 @@ class Poisson(NumericLikelihood):
             return excess, excess**2
 
         first, second = quadrature.smooth_averages(
-            powers, mean, var, at_mean, scale=SOFTPLUS_SCALE, n_points=self.n_points
+            powers, mean, var, at_mean, scale=self._bend, n_points=self.n_points
         )
         exposure = self._offset_like(mean).exp()
         mean_y = exposure * (at_mean + first)

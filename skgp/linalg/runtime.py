@@ -279,6 +279,12 @@ class TensorState:
         """Where its tensors lie; the CPU where it has none."""
         return next(_devices(self._lasting()), torch.device("cpu"))
 
+    def _copy(self, **changes: Any) -> Any:
+        """The same, all attributes shared but those given."""
+        other = object.__new__(type(self))
+        other.__dict__.update(self.__dict__, **changes)
+        return other
+
     def to(self, *args: Any) -> Any:
         """A copy with every tensor on a device or in a dtype, as ``Tensor.to``; shares the rest.
 

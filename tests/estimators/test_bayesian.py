@@ -334,10 +334,8 @@ def test_a_matrix_made_anew_is_told_beforehand_and_predicts_as_one_that_is_store
     large = BayesianGPRegressor(**settings).fit(X, y)
     assert "beyond memory_budget" not in capsys.readouterr().out
     exact = BayesianGPRegressor(**{**settings, "solver": "cholesky"}).fit(X, y)
-    for found, expected in zip(
-        small.predict(X, return_std=True), exact.predict(X, return_std=True), strict=True
-    ):
-        np.testing.assert_allclose(found, expected, atol=2e-3)
+    found, expected = (each.predict(X[:30], return_std=True) for each in (small, exact))
+    np.testing.assert_allclose(found, expected, atol=2e-3)
     np.testing.assert_allclose(large.predict(X), exact.predict(X), atol=1e-5)
 
 

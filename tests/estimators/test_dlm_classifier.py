@@ -117,16 +117,6 @@ def test_best_calibration_is_that_which_drew_the_labels(moderation, coupling):
     assert best_calibration(Bernoulli("probit"), *arrays) == (moderation, coupling)
 
 
-def test_probabilities_are_coupled_claims(digits):
-    model, X, _ = digits
-    mean, var = model.latent_mean_and_variance(X[:20])
-    z = mean / np.sqrt(1 + model.moderation_ * var)
-    expected = norm.cdf(z) / norm.sf(z) ** model.coupling_
-    expected /= expected.sum(1, keepdims=True)
-    np.testing.assert_allclose(model.predict_proba(X[:20]), expected, rtol=1e-8)
-    assert model.coupling_ in COUPLINGS
-
-
 def test_ten_classes_are_calibrated_better_than_by_their_plain_sum(digits):
     model, X, y = digits
     plain = pickle.loads(pickle.dumps(model))

@@ -1,7 +1,5 @@
 """GaussianProcessClassifier beside scikit-learn's, and what it hands to other methods."""
 
-import pickle
-
 import numpy as np
 import pytest
 from scipy.special import expit
@@ -195,12 +193,6 @@ def test_what_cannot_be_is_refused():
         GaussianProcessClassifier().fit(X, np.full(40, "no"))
     with pytest.raises(ValueError, match="Unknown label type"):
         GaussianProcessClassifier().fit(X, F)
-
-
-def test_pickles_predict_the_same():
-    model = GaussianProcessClassifier(KERNELS["ard"], optimizer=None).fit(X, THREE)
-    again = pickle.loads(pickle.dumps(model))
-    np.testing.assert_array_equal(again.predict_proba(X_NEW), model.predict_proba(X_NEW))
 
 
 def test_as_many_labels_as_rows_have_a_density():

@@ -1,6 +1,5 @@
 """GaussianProcessRegressor beside scikit-learn's, and what it hands to other methods."""
 
-import pickle
 import warnings
 
 import numpy as np
@@ -539,13 +538,6 @@ def test_a_number_of_draws_that_is_none_is_refused(draw, method, n_samples):
 def test_a_fit_without_room_is_refused():
     with pytest.raises(MemoryError, match="7 matrices of 40 x 40 numbers.*raise memory_budget"):
         GaussianProcessRegressor(memory_budget=1e4).fit(X, Y)
-
-
-@pytest.mark.parametrize("method", ["exact", "neighbors"])
-def test_pickles_predict_the_same(method):
-    model = GaussianProcessRegressor(1.0 * RBF() + NOISE, method=method, optimizer=None).fit(X, Y)
-    again = pickle.loads(pickle.dumps(model))
-    np.testing.assert_array_equal(again.predict(X_NEW, True), model.predict(X_NEW, True))
 
 
 def test_kernels_without_a_closed_form_here_are_called():

@@ -1,6 +1,7 @@
 """What estimators say: the true cause, the value received, and what to do instead."""
 
 import inspect
+import re
 
 import numpy as np
 import pandas as pd
@@ -21,10 +22,14 @@ Y = np.sin(X[:, 0])
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_signatures_can_be_read(name):
+def test_signatures_can_be_read_and_are_described(name):
     cls = getattr(skgp, name)
     for method in ("fit", "predict", "latent_mean_and_variance"):
         assert len(str(inspect.signature(getattr(cls, method)))) < 200
+    entries = re.findall(r"^(\w.*?) : ", inspect.getdoc(cls), re.MULTILINE)
+    described = [each for names in entries for each in names.split(", ")]
+    assert not set(inspect.signature(cls).parameters).difference(described)
+    assert len(described) == len(set(described))
 
 
 @pytest.mark.parametrize("name", NAMES)

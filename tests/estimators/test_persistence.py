@@ -7,6 +7,7 @@ import pickletools
 import numpy as np
 import pytest
 import torch
+from sklearn.gaussian_process.kernels import RBF, WhiteKernel
 
 from skgp import (
     BayesianGPRegressor,
@@ -27,7 +28,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 #: What each estimator holds by default, and other states that it may hold.
 STATES = [
     *((make, {}) for make in CHEAP),
-    (GaussianProcessRegressor, {}),
+    (GaussianProcessRegressor, {"kernel": RBF() + WhiteKernel(0.1)}),
     (GaussianProcessRegressor, {"method": "neighbors"}),
     (GaussianProcessClassifier, {}),
     (GaussianProcessClassifier, {"method": "qsgp"}),

@@ -4,10 +4,8 @@ import pickle
 
 import numpy as np
 import pytest
-from joblib import parallel_config
 from scipy.special import expit
 from sklearn.gaussian_process.kernels import RBF, CompoundKernel, Matern
-from sklearn.model_selection import GridSearchCV
 
 from skgp import StateSpaceGPClassifier
 from skgp.kernels import ActiveDims
@@ -166,13 +164,6 @@ def test_kernels_of_classes_differ_in_additive_models():
     np.testing.assert_allclose(mean.sum(1) + fit.intercept_, latent, atol=1e-8)
     again = StateSpaceGPClassifier(TestContract().kernel(), max_iter=4).fit(X, y)
     assert again.score(X, y) > 0.7
-
-
-def test_grid_search_over_kernels(two):
-    with parallel_config("threading"):
-        kernels = [KERNEL, 4.0 * Matern(1e-3, nu=1.5)]
-        search = GridSearchCV(kept(), {"kernel": kernels}, cv=3, n_jobs=2).fit(*two)
-    assert search.best_params_ == {"kernel": KERNEL} and search.best_score_ > 0.7
 
 
 def test_warm_start_goes_on_from_the_last_fit(two):

@@ -126,7 +126,8 @@ def test_observations_decide_on_inducing_points(rng):
     errors = {}
     for n_inducing in (None, 0):
         model = VecchiaGPRegressor(kernel, n_inducing=n_inducing, optimizer=None, random_state=0)
-        errors[n_inducing] = np.sqrt(np.mean((model.fit(X, y).predict(X) - f) ** 2))
+        found = model.fit(X, y).predict(X[:500])
+        errors[n_inducing] = np.sqrt(np.mean((found - f[:500]) ** 2))
         assert bool(model.n_inducing_) == (n_inducing is None)
     assert errors[None] < 0.7 * errors[0]
     rough = Matern(length_scale=0.02, nu=0.5) + WhiteKernel(0.01)

@@ -201,7 +201,7 @@ def test_variances_far_above_the_jitter_leave_a_residual(scale, n_inducing):
     ("make", "module"),
     [
         (VecchiaGPClassifier, "learning.vecchia_labels"),
-        (QSGPClassifier, "estimators._qsgp_classifier"),
+        (QSGPClassifier, "estimators._qsgp_classifier_fitting"),
     ],
 )
 def test_default_kernels_are_held_to_their_start_where_labels_are_rare(

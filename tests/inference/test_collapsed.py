@@ -1,6 +1,7 @@
 """Closed forms for Gaussian noise against dense n x n matrices, numerical optima and refits."""
 
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -156,29 +157,18 @@ def test_fitc_posterior_equals_the_dense_formula(name, weighted):
     assert_posterior(problem, found, dense.fitc_posterior(problem))
 
 
+def elbo_at(kernel, data, Z, noise, theta):
+    return elbo_loss(statistics(kernel, data, Z, theta), noise, beta=0.4)
+
+
 @weights
 @kernels
-def test_fitc_loss_has_the_gradients_of_finite_differences(name, weighted):
+@pytest.mark.parametrize("loss", [fitc_loss, elbo_at])
+def test_losses_have_the_gradients_of_finite_differences(loss, name, weighted):
     problem = dense.make_problem(name, n=9, n_inducing=4, weighted=weighted)
     theta = torch.tensor(problem.kernel.theta, requires_grad=True)
     Z, noise = (tensor.requires_grad_() for tensor in problem.tensors)
-
-    def loss(Z, noise, theta):
-        return fitc_loss(problem.kernel, problem.data, Z, noise, theta)
-
-    assert torch.autograd.gradcheck(loss, (Z, noise, theta))
-
-
-@weights
-def test_elbo_loss_has_the_gradients_of_finite_differences(weighted):
-    problem = dense.make_problem(n=9, n_inducing=4, weighted=weighted)
-    theta = torch.tensor(problem.kernel.theta, requires_grad=True)
-    Z, noise = (tensor.requires_grad_() for tensor in problem.tensors)
-
-    def loss(Z, noise, theta):
-        return elbo_loss(statistics(problem.kernel, problem.data, Z, theta), noise, beta=0.4)
-
-    assert torch.autograd.gradcheck(loss, (Z, noise, theta))
+    assert torch.autograd.gradcheck(partial(loss, problem.kernel, problem.data), (Z, noise, theta))
 
 
 # ---- weights ------------------------------------------------------------------------------------

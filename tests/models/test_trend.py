@@ -206,18 +206,6 @@ def test_what_does_not_take_trends_says_so():
         state_space(trend + LocalLinearTrend(origin=1.0))
 
 
-def test_oscillators_are_made_from_frequency_and_quality():
-    kernel = SHO.from_quality(0.5, 3.0)
-    omega = np.pi
-    t = np.linspace(0, 9, 40)
-    eta = np.sqrt(1 - 1 / (4 * 9.0))  # Foreman-Mackey et al. (2017), eq. (23)
-    angle = eta * omega * t
-    expected = np.exp(-omega * t / 6.0) * (np.cos(angle) + np.sin(angle) / (6.0 * eta))
-    np.testing.assert_allclose(kernel(t[:, None], [[0.0]])[:, 0], expected, atol=1e-12)
-    with pytest.raises(ValueError, match="quality must be above 1/2"):
-        SHO.from_quality(1.0, 0.4)
-
-
 @pytest.mark.parametrize("unit", [2.0**40, 8e11, 1e13, 1e-13])
 def test_trends_do_not_heed_the_unit_of_time(unit):
     """Such as nanoseconds, in which a slope is a trillionth of what it is in days."""

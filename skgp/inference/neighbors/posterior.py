@@ -176,13 +176,6 @@ class SWSGPState(TensorState):
         var = gram_diag(kernel, Z)[:, None].expand(-1, len(offset)).contiguous()
         return cls(kernel, likelihood, Z, torch.zeros_like(var), var, None, offset)
 
-    def to(self, *args) -> SWSGPState:
-        """The same on another device or in another dtype, as `torch.Tensor.to` says."""
-        tensors = {
-            name: value.to(*args) for name, value in vars(self).items() if isinstance(value, Tensor)
-        }
-        return replace(self, **tensors)
-
     @property
     def n_inducing(self) -> int:
         """M."""

@@ -252,6 +252,12 @@ def distinct(Z: Tensor) -> tuple[Tensor, Tensor]:
     return torch.from_numpy(first[order]).to(Z.device), torch.from_numpy(rank[group]).to(Z.device)
 
 
+def positions(X: Tensor, points: Tensor) -> Tensor:
+    """Index (n,) of the one of some distinct points that equals each row of X; -1 where none."""
+    group = distinct(torch.cat([points, X]))[1][len(points) :]
+    return torch.where(group < len(points), group, -1)
+
+
 def _metric_of(kernel, Z: Tensor, method: str) -> ScaledDistance | Correlation:
     inverse = inverse_length_scales(kernel, Z)
     return Correlation(kernel, Z) if inverse is None else ScaledDistance(inverse, Z, method)

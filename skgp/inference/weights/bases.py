@@ -97,12 +97,6 @@ class WhitenedInducingBasis(TensorState):
         error = (fast.features(X.float(), 0) - self.features(X.double(), 0)).abs().max()
         return fast if bool(error <= SINGLE_TOLERANCE * scale) else self
 
-    def _copy(self, *, single: bool) -> "WhitenedInducingBasis":
-        """The same basis, factor shared, in another precision."""
-        other = WhitenedInducingBasis.__new__(WhitenedInducingBasis)
-        other.__dict__.update(self.__dict__, single=single)
-        return other
-
     def _lasting(self) -> dict:
         lasting = super()._lasting()
         del lasting["_factor"]

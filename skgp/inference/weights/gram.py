@@ -151,12 +151,6 @@ class StreamingGram(TensorState):
         sums = {name: getattr(self, name) + getattr(other, name) for name in names.split()}
         return self._copy(**sums)
 
-    def _copy(self, **changes) -> "StreamingGram":
-        """The same sums, shared, but for some."""
-        other = object.__new__(StreamingGram)
-        other.__dict__.update(self.__dict__, **changes)
-        return other
-
     def _add_chunk(self, X: Tensor, y: Tensor, weight: Tensor) -> None:
         """Add X (c, d), y (c,) or (c, t) and weights (c,) to the sums; O(c m^2)."""
         Phi = X.new_empty(X.shape[0], self.basis.n_features)

@@ -42,7 +42,6 @@ LEAST_CURVATURE = 0.1  # a standard deviation of 3 in the logarithm, twice the d
 JOINT_ROWS = 500  # rows taken jointly
 SAMPLED_ROWS = 2000  # rows given their neighbours
 N_NEIGHBORS = 32
-GROWTH = 1.5  # of the rows that neighbours come from, from block to block
 ROUNDS, ITERATIONS = 3, 15  # searches, each with neighbours of its own, and steps of each
 LEAST_GAIN = 0.1  # nats, of a further round, and of a kernel's search from another's mode
 

@@ -187,21 +187,18 @@ class Prize:
         return Evaluation(value, None, torch.zeros_like(parameters), lambda: [flat])
 
 
-@pytest.mark.parametrize(("prize", "n_theta"), [(1.9, 2), (2.1, 4)])
-def test_a_hyperparameter_must_be_worth_a_nat(data, prize, n_theta):
-    """Akaike's criterion: the sum has two hyper-parameters more."""
-    kernels = [matern(1.5), matern(1.5) + matern(1.5, 30.0)]
-    series = make_series(data[0].repeat(2) + torch.arange(160), data[1].repeat(2))
-    found = choose_kernel(kernels, lambda processes: Prize(prize), [series], NOISE)
-    assert len(found.kernel.theta) == n_theta
+@pytest.mark.parametrize(
+    ("prize", "family", "n_theta"),
+    [(1.9, NOISE, 2), (2.1, NOISE, 4), (9.0, NOISE, 4), (9.0, Bernoulli(), 2)],
+)
+def test_a_hyperparameter_must_be_worth_a_nat(data, prize, family, n_theta):
+    """Akaike's criterion: the sum has two hyper-parameters more. 160 labels count as 40 numbers.
 
-
-@pytest.mark.parametrize(("family", "n_theta"), [(NOISE, 4), (Bernoulli(), 2)])
-def test_labels_tell_less_of_kernels_than_numbers(data, family, n_theta):
-    """A logit has a curvature of 1/4 at most, so that 160 labels count as 40 numbers."""
+    A logit has a curvature of 1/4 at most.
+    """
     kernels = [matern(1.5), matern(1.5) + matern(1.5, 30.0)]
     series = make_series(data[0].repeat(2) + torch.arange(160), data[1].repeat(2).sign())
-    found = choose_kernel(kernels, lambda processes: Prize(9.0), [series], family)
+    found = choose_kernel(kernels, lambda processes: Prize(prize), [series], family)
     assert len(found.kernel.theta) == n_theta
 
 

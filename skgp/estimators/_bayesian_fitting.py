@@ -1,0 +1,205 @@
+"""Fits of `BayesianGPRegressor`: from its parameters to samples of the hyper-parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from numbers import Real
+from typing import Any
+
+import numpy as np
+from sklearn.exceptions import ConvergenceWarning
+from sklearn.gaussian_process.kernels import Kernel
+
+from skgp.data import Data
+from skgp.estimators._base import Backend, arrays, merged
+from skgp.estimators._base_regressor import BaseGPRegressor
+from skgp.estimators._fitting import FitSession
+from skgp.estimators._parameters import warn_at_bounds
+from skgp.learning.evidence import ExactEvidence
+from skgp.learning.posterior.log_posterior import LogPosterior
+from skgp.learning.posterior.plan import Plan, cost_of_products, resolve_plan
+from skgp.learning.posterior.priors import Priors, element_names, resolve_priors
+from skgp.learning.posterior.samples import PosteriorSamples, single_sample
+from skgp.learning.vecchia import VecchiaEvidence
+from skgp.linalg import warn_caller
+from skgp.models.bayesian import (
+    choose_kernel,
+    draw_samples,
+    find_optimum,
+    likelihood_by_neighbors,
+    predictive_mixture,
+)
+
+
+class BayesianFitting(BaseGPRegressor):
+    """Samples of the hyper-parameters, by the functions of :mod:`skgp.models.bayesian`."""
+
+    # ---- training ------------------------------------------------------------------------
+
+    def _learn(
+        self, data: Data, session: FitSession, backend: Backend, *, stream: bool = False
+    ) -> None:
+        X, weight = arrays(data)
+        z = data.y.numpy()
+        data = merged(data, backend.device, replicates=True)
+        learns = self.optimizer is not None
+        plan = resolve_plan(
+            self.solver,
+            self.sampler,
+            len(data.y),
+            learns=learns,
+            samples=self.optimizer == "auto",
+        )
+        self.history_ = {}
+        self.priors_ = Priors()
+        columns = getattr(self, "feature_names_in_", None)
+
+        def posterior_of(kernel: Kernel, rows: Data = data) -> LogPosterior:
+            priors = resolve_priors(kernel, self.prior, X, z, weight, columns)
+            return LogPosterior(kernel, rows, priors)
+
+        rng, kernels = backend.rng(), self._kernels(X, weight)
+        if session.verbose and plan.solver == "cg":
+            cost = cost_of_products(kernels[0], data)
+            if cost is not None:
+                session.print(cost)
+        kernel, starts = self._choose_kernel(session, kernels, posterior_of, data, rng)
+        samples, evidence = self._sample(session, kernel, starts, posterior_of, data, plan, rng)
+        with session.stage("predictions") as callback:
+            self._keep(kernel, samples, evidence, data, plan, rng, callback)
+        self._report(samples, session.interrupted)
+
+    def _choose_kernel(
+        self,
+        session: FitSession,
+        kernels: list[Kernel],
+        posterior_of: Callable[..., LogPosterior],
+        data: Data,
+        rng: np.random.Generator,
+    ) -> tuple[Kernel, list[np.ndarray]]:
+        """The user's kernel, with noise, or the default that explains some rows best; starts."""
+        if self.kernel is not None:
+            kernel = fix_equal_bounds(kernels[0])
+            return kernel, [kernel.theta]
+        if len(kernels) == 1 or self.optimizer is None:
+            return kernels[0], []
+        with session.stage("kernel") as callback:
+            return choose_kernel(kernels, data, posterior_of, rng, self._recorded(callback))
+
+    def _sample(
+        self,
+        session: FitSession,
+        kernel: Kernel,
+        starts: list[np.ndarray],
+        posterior_of: Callable[..., LogPosterior],
+        data: Data,
+        plan: Plan,
+        rng: np.random.Generator,
+    ) -> tuple[PosteriorSamples, VecchiaEvidence | None]:
+        """Samples of the hyper-parameters, and the likelihood by neighbours that they are of.
+
+        A single one where there is nothing to sample.
+        """
+        if self.optimizer is None or kernel.n_dims == 0:
+            if self.optimizer is not None:
+                warn_caller(
+                    f"kernel={kernel} has no free hyper-parameter: there is nothing to average "
+                    "over, and one plain model is fitted. Set optimizer=None to say so.",
+                )
+            fixed = {"sampler": "fixed", "converged": True, "problems": [], "ess": 1.0}
+            alone = single_sample(np.asarray(kernel.theta, dtype=float), np.nan, fixed)
+            return alone, likelihood_by_neighbors(kernel, data, plan, rng)
+        posterior = posterior_of(kernel)
+        self.priors_ = posterior.priors
+        of_cg: dict[str, Any] = {
+            "rank": self.preconditioner_rank,
+            "n_probes": self.n_probes,
+            "roulette": self.roulette,
+        }
+        with session.stage("posterior") as callback:
+            common: dict[str, Any] = {
+                "rng": rng,
+                "starts": starts,
+                "callback": self._recorded(callback),
+            }
+            if self.optimizer == "map":
+                return find_optimum(posterior, plan, **common, **of_cg)
+            return draw_samples(
+                posterior,
+                plan,
+                schedule=self.schedule,
+                of_cg=of_cg,
+                n_chains=None if self.n_chains == "auto" else self.n_chains,
+                n_warmup=self.n_warmup,
+                n_samples=self.n_samples,
+                target_ess=self.min_ess,
+                n_jobs=self.n_jobs,
+                **common,
+            )
+
+    def _recorded(self, callback: Callable) -> Callable:
+        """The callback, its numbers written to ``history_``."""
+
+        def record(iteration: int, info: dict) -> bool:
+            for name, value in info.items():
+                if isinstance(value, Real):
+                    self.history_.setdefault(name, []).append(float(value))
+            return callback(iteration, info)
+
+        return record
+
+    def _keep(
+        self,
+        kernel: Kernel,
+        samples: PosteriorSamples,
+        evidence: VecchiaEvidence | None,
+        data: Data,
+        plan: Plan,
+        rng: np.random.Generator,
+        callback: Callable,
+    ) -> None:
+        """Set the attributes that predict and that describe the posterior."""
+        self._state = predictive_mixture(
+            kernel, data, samples, self.n_keep, plan, rng, evidence=evidence,
+            double=self.dtype == "float64", rank=self.preconditioner_rank, callback=callback,
+        )  # fmt: skip
+        self._noise_variance = float(self._state.weights @ self._state.noise)
+        self.kernel_ = kernel.clone_with_theta(samples.mean())
+        self.map_ = np.array(samples.map_)
+        self.posterior_samples_, self.sample_weights_ = samples.u, samples.weights
+        self.sample_chains_, self.sample_log_posterior_ = samples.chain, samples.log_posterior
+        self.hyperparameter_names_ = element_names(kernel, getattr(self, "feature_names_in_", None))
+        self.diagnostics_ = samples.diagnostics
+        self.solver_, self.sampler_ = plan.solver, samples.diagnostics["sampler"]
+        self.n_kept_ = self._state.n_samples
+        self.n_iter_ = max(1, len(self.history_.get("loss", [])))
+        theta = self.kernel_.theta
+        if evidence is not None:
+            self.log_marginal_likelihood_value_ = evidence.log_density(theta)
+        elif plan.solver == "cholesky":
+            if self.priors_:
+                value = LogPosterior(kernel, data, self.priors_).log_likelihood(theta)
+            else:  # nothing was sampled
+                value = ExactEvidence(self.kernel_, data)(theta).value
+            self.log_marginal_likelihood_value_ = value
+
+    def _report(self, samples: PosteriorSamples, interrupted: bool) -> None:
+        """Warn of what keeps the samples from being trusted."""
+        if samples.diagnostics["problems"] and not interrupted:
+            warn_caller(
+                "The samples of the hyper-parameters may not stand for their posterior: "
+                f"{'; '.join(samples.diagnostics['problems'])}. See summary() and diagnostics_.",
+                ConvergenceWarning,
+            )
+        if self.optimizer is not None:
+            warn_at_bounds(self.kernel_.clone_with_theta(self.map_), self.kernel)
+
+
+def fix_equal_bounds(kernel: Kernel) -> Kernel:
+    """Fix, in place, what has no room between its bounds, at the value that they allow."""
+    for hyper in kernel.hyperparameters:
+        bounds = None if hyper.fixed else np.asarray(hyper.bounds, dtype=float)
+        if bounds is not None and (bounds[:, 0] == bounds[:, 1]).all():
+            value = bounds[:, 0] if hyper.n_elements > 1 else float(bounds[0, 0])
+            kernel.set_params(**{hyper.name: value, f"{hyper.name}_bounds": "fixed"})
+    return kernel
