@@ -43,7 +43,7 @@ from skgp.kernels.gram import gram_diag
 from skgp.kernels.hyperparameters import bounds_of, n_dims_of, sizes_of, theta_of, with_theta
 from skgp.learning.calibration import choose_moderation
 from skgp.learning.defaults import LABEL_NOISE, LABEL_NOISE_BOUNDS
-from skgp.learning.label_scales import rescale_few
+from skgp.learning.label_scales import capped, rescale_few
 from skgp.learning.laplace_evidence import LaplaceEvidence, check_no_noise, laplace_predict
 from skgp.learning.latent_starts import latent_start, latent_structure
 from skgp.learning.search import HyperparameterFit, SearchSettings, fit_leave_one_out
@@ -97,7 +97,7 @@ def fit_classification_hyperparameters(
         return HyperparameterFit(kernels[0])
     data = Data(X, Y, row_weight)
     if row_weight is not None:
-        data = data.take((row_weight > 0).nonzero()[:, 0])
+        data = capped(data.take((row_weight > 0).nonzero()[:, 0]))
     recorder = StopRecorder(callback)
     search = _Search(data, offset, likelihood, settings, generator, recorder)
     if len(kernels) == 1:
