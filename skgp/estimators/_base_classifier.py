@@ -77,6 +77,8 @@ from skgp.estimators._validation import (
     encode,
 )
 from skgp.estimators.defaults import (
+    FEW_LABEL_SCALE_STD,
+    FEW_LABELS,
     LABEL_SCALE_STD,
     LINK_ELEMENTS,
     LOG_ZERO,
@@ -290,14 +292,13 @@ class BaseGPClassifier(ClassifierMixin, ClassificationData):
     def _search_options(self, data: Data) -> dict[str, Any]:
         """Of `ClassificationSettings`, of y (n, c) of -1 and +1: what few labels are held to.
 
-        Default kernels follow labels left out; rare ones say too little, and a prior takes over.
+        Default kernels follow labels left out; rare ones say too little, and a prior takes over. A
+        wider one is beside few labels, whose evidence may be greatest for no f, or an endless one.
         """
         default, few = self.kernel is None, rare_total(data.y)
         rare = default and few < min(RARE_LABELS, RARE_SHARE * len(data))
-        return {
-            "rescales": default and not rare,
-            "scale_std": LABEL_SCALE_STD if rare else math.inf,
-        }
+        std = FEW_LABEL_SCALE_STD if default and len(data) <= FEW_LABELS else math.inf
+        return {"rescales": default and not rare, "scale_std": LABEL_SCALE_STD if rare else std}
 
     def _given_kernel(self, X: np.ndarray) -> Kernel:
         kernel = super()._given_kernel(X)

@@ -15,7 +15,13 @@ from skgp.estimators._parameters import StrOptions, warn_at_bounds
 from skgp.estimators._state_space_common import StateSpaceMixin
 from skgp.estimators._time import framed
 from skgp.estimators._validation import base_rate_offset
-from skgp.estimators.defaults import COUPLING_ROWS, LEFT_OUT_ROWS, SERIES_LINK_VARIANCE
+from skgp.estimators.defaults import (
+    ADDITIVE_LABEL_GAIN,
+    ADDITIVE_LABEL_NATS,
+    COUPLING_ROWS,
+    LEFT_OUT_ROWS,
+    SERIES_LINK_VARIANCE,
+)
 from skgp.inference.markov.sites import left_out_moments
 from skgp.learning.calibration import FEW_ROWS_COUPLING, best_coupling
 from skgp.likelihoods import Bernoulli
@@ -48,7 +54,11 @@ class StateSpaceGPClassifier(StateSpaceMixin, StreamingGPClassifier):
         Link from f to a probability.
     class_weight : dict, "balanced" or None, default=None
         Weights of the classes, multiplied into ``sample_weight``.
-    {optimizer, max_iter, tol}
+    {optimizer, max_iter}
+    tol : float, default=1e-7
+        Gain of evidence in an iteration, in nats per observation, below which to stop. With less
+        than 0.001 nats in all it stops in any case; of several columns with less than 0.001 an
+        observation, or 0.5 in all.
     warm_start : bool, default=False
         Start from the kernel of the last fit. Another kernel, likelihood, number of columns or set
         of classes begins anew.
@@ -205,6 +215,9 @@ class StateSpaceGPClassifier(StateSpaceMixin, StreamingGPClassifier):
         self.coupling_ = self._choose_coupling(X, Y, weight)
         if self._learns:
             warn_at_bounds(self.kernel_, self.kernel)
+
+    def _additive_tol(self, total: float) -> float:
+        return min(ADDITIVE_LABEL_GAIN, ADDITIVE_LABEL_NATS / total)
 
     def _update(self, data: Data, backend: Backend) -> None:
         data = replace(data, y=to_tensor(self._one_vs_rest(data)))

@@ -220,7 +220,7 @@ class StateSpaceMixin(IndexedOutput, SeriesInputs):
             self._columns = [column for column, part in enumerate(signals) if part is not None]
         kernels = [kernel for kernel in signals if kernel is not None]
         data = self._seen(data, backend)
-        tol = max(self.tol, SERIES_LEAST_GAIN / total)
+        tol = max(self.tol, SERIES_LEAST_GAIN / total, 0.0 if one else self._additive_tol(total))
         search: dict[str, Any] = {"max_iter": self.max_iter, "tol": tol, "callback": callback}
         self._offsets, self._stream = list(offsets), None
         if one:
@@ -245,6 +245,10 @@ class StateSpaceMixin(IndexedOutput, SeriesInputs):
         kernels = [kernel_of(state) for state in self._states]
         alike = len({str(kernel) for kernel in kernels}) == 1
         return kernels[0] if alike else CompoundKernel(kernels), parameters
+
+    def _additive_tol(self, total: float) -> float:
+        """Gain of evidence in an iteration of an additive model below which to stop in any case."""
+        return 0.0
 
     def _series_options(
         self, times: np.ndarray, backend: Backend, *, stream: bool

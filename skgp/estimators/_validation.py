@@ -16,6 +16,8 @@ from sklearn.utils.class_weight import compute_class_weight
 from skgp.blocks import is_dask
 from skgp.estimators._time import is_dates, refuse_dates, table_columns
 from skgp.estimators.defaults import JOINT_MATRICES, LARGEST_INPUT, LEAST_BASE_RATE
+from skgp.kernels.scales import capped_weights
+from skgp.learning.calibration import class_codes
 from skgp.linalg.runtime import memory_budget, require_memory
 
 _ADVICE = {
@@ -375,7 +377,8 @@ def base_rate_offset(
 
     .. math:: g^{-1}\Big(\sum_i w_i [Y_{ik} = 1] \Big/ \sum_i w_i\Big)
 
-    with shares kept 1e-6 away from 0 and 1, where it is infinite.
+    with shares kept 1e-6 away from 0 and 1, where it is infinite, and weights capped: one row that
+    outweighs all others by far is no base rate.
 
     ``Y`` (n, c) is in {-1., +1.}; g is the sigmoid of ``link``. ``cautious`` counts a row of each
     kind more: rows of a class may come later.
@@ -384,7 +387,7 @@ def base_rate_offset(
         Y = np.vstack([Y, np.ones_like(Y[:1]), -np.ones_like(Y[:1])])
         if sample_weight is not None:
             sample_weight = np.append(sample_weight, [sample_weight.mean()] * 2)
-    share = np.average(Y > 0, axis=0, weights=sample_weight)
+    share = np.average(Y > 0, axis=0, weights=capped_weights(sample_weight, class_codes(Y)))
     share = np.clip(share, LEAST_BASE_RATE, 1 - LEAST_BASE_RATE)
     return {"logit": logit, "probit": ndtri}[link](share)
 

@@ -204,12 +204,20 @@ def _length_scales(kernel: Kernel) -> list[np.ndarray] | None:
     return None
 
 
-def capped_weights(weights: np.ndarray | None) -> np.ndarray | None:
+def capped_weights(
+    weights: np.ndarray | None, groups: np.ndarray | None = None
+) -> np.ndarray | None:
     """Weights (n,), none above `MOST_WEIGHT` times their median; None of none.
 
-    Where a scale is that of the row of greatest weight, it suits no other.
+    Where a scale is that of the row of greatest weight, it suits no other. Given `groups` (n,), the
+    median is that of the group: classes may be of unlike weights.
     """
-    return None if weights is None else np.minimum(weights, MOST_WEIGHT * np.median(weights))
+    if weights is None or groups is None:
+        return None if weights is None else np.minimum(weights, MOST_WEIGHT * np.median(weights))
+    capped = np.empty_like(weights)
+    for group in np.unique(groups):
+        capped[groups == group] = capped_weights(weights[groups == group])
+    return capped
 
 
 def robust_std(X: np.ndarray, weights: np.ndarray | None = None) -> np.ndarray:

@@ -19,6 +19,7 @@ Held-out data tell, or each observation left out in turn (`left_out_moments`).
 """
 
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -46,8 +47,8 @@ _FROM_SIMPLEST = sorted(MODERATIONS, key=lambda factor: abs(factor - FEW_ROWS_MO
 _FROM_WHOLE = sorted(MODERATIONS, reverse=True)  # where all of the variance is simplest
 
 
-def class_codes(Y: Tensor) -> Tensor:
-    """A number for the class of each row of Y (n, c) in {-1, +1}, shape (n,)."""
+def class_codes(Y: Any) -> Any:
+    """A number for the class of each row of Y (n, c), array or tensor, in {-1, +1}, shape (n,)."""
     return Y[:, 0] if Y.shape[1] == 1 else Y.argmax(1)
 
 

@@ -16,7 +16,8 @@ Whichever has the best score is kept: log evidence per row of the subset plus me
 held-out rows at the latent mode, in equal parts. On held-out parts of training sets that sum chose
 better than either of its terms did: the second alone is noisy, the first alone prefers ARD.
 
-A kernel vector of more than ``max_free`` length scales is only ever moved as a whole.
+A kernel vector of more than ``max_free`` length scales is only ever moved as a whole, at ratios
+that numbers in place of the labels suggest (:func:`skgp.learning.latent_starts.latent_structure`).
 
 Of a kernel that an estimator chooses by itself (``rescales``) amplitude and common factor of the
 length scales may move once more, to what predicts labels left out
@@ -43,7 +44,7 @@ from skgp.kernels.gram import gram_diag
 from skgp.kernels.hyperparameters import bounds_of, n_dims_of, sizes_of, theta_of, with_theta
 from skgp.learning.calibration import choose_moderation
 from skgp.learning.defaults import LABEL_NOISE, LABEL_NOISE_BOUNDS
-from skgp.learning.label_scales import rescale_few
+from skgp.learning.label_scales import capped, rescale_few
 from skgp.learning.laplace_evidence import LaplaceEvidence, check_no_noise, laplace_predict
 from skgp.learning.latent_starts import latent_start, latent_structure
 from skgp.learning.search import HyperparameterFit, SearchSettings, fit_leave_one_out
@@ -97,7 +98,7 @@ def fit_classification_hyperparameters(
         return HyperparameterFit(kernels[0])
     data = Data(X, Y, row_weight)
     if row_weight is not None:
-        data = data.take((row_weight > 0).nonzero()[:, 0])
+        data = capped(data.take((row_weight > 0).nonzero()[:, 0]))
     recorder = StopRecorder(callback)
     search = _Search(data, offset, likelihood, settings, generator, recorder)
     if len(kernels) == 1:
@@ -201,8 +202,10 @@ class _Search:
         return self._maximise(kernel, directions(kernel, max_free=1), rows)
 
     def relaxed(self, kernel) -> list[HyperparameterFit]:
-        """Every length scale on its own, near the ratios of the kernel given."""
+        """Every length scale on its own, near the ratios of the kernel given; none if too many."""
         moves = directions(kernel, self.settings.max_free)
+        if moves.shape[1] == directions(kernel, max_free=1).shape[1]:
+            return []
         return [self._maximise(kernel, moves, self.subset)]
 
     def from_numbers(self, kernel) -> list[HyperparameterFit]:
@@ -249,8 +252,8 @@ class _Search:
         return 0.5 if len(self.held_out) else 1.0
 
     def has_ratios(self, kernel) -> bool:
-        """Whether any vector of length scales may be fitted one by one."""
-        return any(1 < size <= self.settings.max_free for size in sizes_of(kernel))
+        """Whether any length scales may differ."""
+        return max(sizes_of(kernel), default=0) > 1
 
     def _leave_one_out(self, kernel, data: Data):
         """The kernel, its theta from regression on labels scaled to the kernel's own variance."""

@@ -26,7 +26,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from skgp.data import Data, random_rows
+from skgp.data import Data, merge_replicates, random_rows, replicates
 from skgp.inference.neighbors.search import CandidateSearch
 from skgp.inference.relevance.evidence import RelevanceFit, fit_relevance
 from skgp.kernels.expression import split_noise
@@ -231,8 +231,9 @@ def robust_hyperparameters(
 
     Each kernel has a top-level ``WhiteKernel``. Targets are standardised by
     :func:`robust_location_scale`; those of equal inputs are better not merged before: the mean of
-    an outlier and a good one is another outlier. Returned is the fit, whose noise level is that of
-    the observations that are no outliers, and the mean absolute residual of all given their
+    an outlier and a good one is another outlier. Good ones are, for one left out is known from the
+    others of its input, whatever the length scales. Returned is the fit, whose noise level is that
+    of the observations that are no outliers, and the mean absolute residual of all given their
     neighbours, in the units of y: where to start the scale of Laplace noise. At most two searches,
     of which the second starts from the kernel of the first, and ``O(n (n d + k^3))`` for the
     neighbours of all (k = 24), among at most ``settings.max_candidates`` of them.
@@ -247,9 +248,8 @@ def robust_hyperparameters(
     good = _inliers(residual, data.weight)
     for _ in range(OUTLIER_ROUNDS):
         kept = everyone[good]
-        fit = fit_hyperparameters(
-            kernels, data.take(kept), generator=generator, settings=settings, callback=recorder
-        )
+        told: dict = {"generator": generator, "settings": settings, "callback": recorder}
+        fit = fit_hyperparameters(kernels, _merged(data.take(kept)), **told)
         some = random_rows(len(kept), settings.max_candidates, generator)
         candidates = kept[some.to(kept.device)]
         residual = _left_out_residual(fit.kernel, data, candidates)
@@ -258,6 +258,15 @@ def robust_hyperparameters(
             break
         kernels = [fit.kernel]
     return fit, _scale(data, residual)
+
+
+def _merged(data: Data) -> Data:
+    """Observations (n,), those of equal inputs merged."""
+    X = data.X.cpu().numpy()
+    if len(np.unique(replicates(X))) == len(X):
+        return data
+    weight = None if data.weight is None else data.weight.cpu().numpy()
+    return merge_replicates(X, data.y.cpu().numpy(), weight, data.X.device)
 
 
 def robust_location_scale(y: Tensor, weight: Tensor | None = None) -> tuple[float, float]:

@@ -248,13 +248,16 @@ class _Search:
         shared = min(tied, key=lambda fit: fit.loss)
         family = shared.family
         n, d = family.data.X.shape
-        if len(family.scales) < 2 or (
-            d > self.settings.max_separate and n <= self.settings.screen_rows
-        ):
-            return [shared], [fit for fit in tied if fit is not shared]
+        others = [fit for fit in tied if fit is not shared]
+        if len(family.scales) < 2:
+            return [shared], others
+        # Where the losses of all are nearly equal the smoothest sees farthest.
+        weak = self._weak(shared)
+        if d > self.settings.max_separate and n <= self.settings.screen_rows:
+            return [shared, *self._grouped(families[0] if weak else family)], others
         found, begin, starts, patience = [shared], shared.theta, [shared.theta], 1.0
-        if self._weak(shared):
-            family = families[0]  # the losses of all are nearly equal: the smoothest sees farthest
+        if weak:
+            family = families[0]
             found += self._grouped(family)
             begin = family.start
             starts += [begin, *(fit.theta for fit in found[1:])]

@@ -18,6 +18,7 @@ References
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -25,14 +26,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from skgp.data import Data
+from skgp.data import Data, replicates
 from skgp.inference.newton import fit_newton
 from skgp.inference.weights.bases import WhitenedInducingBasis
 from skgp.inference.weights.design import StreamedDesign
 from skgp.kernels.hyperparameters import bounds_of, owned, theta_of, with_theta
-from skgp.kernels.scales import amplitude_range, length_scale_places, scale_amplitude
+from skgp.kernels.scales import (
+    amplitude_range,
+    capped_weights,
+    length_scale_places,
+    scale_amplitude,
+)
 from skgp.learning.amplitude import AmplitudeProblem, some_columns, without_own
-from skgp.learning.calibration import choose_moderation
+from skgp.learning.calibration import choose_moderation, class_codes
 from skgp.learning.defaults import (
     LABEL_SHARE,
     LEFT_OUT_ERRORS,
@@ -53,6 +59,26 @@ from skgp.learning.selection import improves
 from skgp.likelihoods import Bernoulli
 from skgp.linalg.runtime import Callback
 from skgp.optim.stopping import StopRecorder
+
+
+def capped(data: Data) -> Data:
+    """Labels y (n, c), no weight far above the median of its class, for searches of a kernel.
+
+    A search ends with gains that are small beside the weight of all observations: that of one alone
+    leaves the others none. Labels of equal inputs keep the ratios of their weights, which tell the
+    probability there. Without weights the data are those given.
+    """
+    if data.weight is None:
+        return data
+    weight = data.weight.cpu().numpy()
+    share = capped_weights(weight, class_codes(data.y).cpu().numpy()) / weight
+    if (share == 1).all():
+        return data
+    place = replicates(data.X.cpu().numpy())
+    least = np.ones(place.max() + 1)
+    np.minimum.at(least, place, share)
+    return replace(data, weight=data.weight * torch.from_numpy(least[place]).to(data.weight))
+
 
 # ---- few observations -------------------------------------------------------------------------
 

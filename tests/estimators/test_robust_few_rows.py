@@ -62,6 +62,15 @@ def test_tails_are_heavy_where_few_rows_show_none(estimator):
     assert 3 < model.degrees_of_freedom_ < 15
 
 
+def test_repeated_inputs_show_which_columns_matter():
+    """One of three left out is known from the two of its input, whatever the length scales."""
+    rng = np.random.default_rng(2)
+    X, X_new = rng.standard_normal((50, 3)).repeat(3, axis=0), rng.standard_normal((500, 3))
+    y = np.sin(1.5 * X[:, 0]) + 0.3 * rng.standard_normal(150)
+    model = DLMGPRegressor(likelihood="student_t", random_state=0).fit(X, y)
+    assert np.sqrt(np.mean((model.predict(X_new) - np.sin(1.5 * X_new[:, 0])) ** 2)) < 0.2
+
+
 @pytest.mark.parametrize("estimator", [DLMGPRegressor, SWSGPRegressor])
 def test_gross_outliers_do_not_set_the_scale_of_y(estimator):
     rng = np.random.default_rng(0)

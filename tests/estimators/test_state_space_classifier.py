@@ -5,6 +5,7 @@ import pickle
 import numpy as np
 import pytest
 from scipy.special import expit
+from sklearn.datasets import load_iris
 from sklearn.gaussian_process.kernels import RBF, CompoundKernel, Matern
 
 from skgp import StateSpaceGPClassifier
@@ -227,3 +228,10 @@ def test_stream_of_columns_goes_on_after_a_large_first_batch(monkeypatch):
     y = (X[:, 0] + 0.3 * rng.standard_normal(303) > 0).astype(int)
     model = StateSpaceGPClassifier(optimizer=None, max_iter=3).partial_fit(X, y)
     assert model.partial_fit(X[:3], y[:3]).score(X, y) > 0.8
+
+
+def test_an_additive_search_ends_where_an_iteration_gains_little():
+    X, y = load_iris(return_X_y=True)
+    model = StateSpaceGPClassifier().fit(X[::3], y[::3] == 1)
+    gains = np.diff(model.history_["solve"])
+    assert (gains[:-1] > 1e-3).all()

@@ -196,7 +196,10 @@ def test_variances_far_above_the_jitter_leave_a_residual(scale, n_inducing):
 
 
 @pytest.mark.parametrize("kernel", [None, KERNEL])
-@pytest.mark.parametrize(("few", "is_rare"), [(3, True), (20, False)])
+@pytest.mark.parametrize(
+    ("n", "few", "default"),
+    [(60, 3, (False, 1.0)), (60, 20, (True, 2.0)), (240, 100, (True, np.inf))],
+)
 @pytest.mark.parametrize(
     ("make", "module"),
     [
@@ -204,10 +207,10 @@ def test_variances_far_above_the_jitter_leave_a_residual(scale, n_inducing):
         (QSGPClassifier, "estimators._qsgp_classifier_fitting"),
     ],
 )
-def test_default_kernels_are_held_to_their_start_where_labels_are_rare(
-    make, module, few, is_rare, kernel, monkeypatch
+def test_default_kernels_are_held_to_their_start_where_labels_are_few(
+    make, module, n, few, default, kernel, monkeypatch
 ):
-    """And follow labels left out elsewhere; kernels given do neither."""
+    """More so where they are rare, which elsewhere are left out; kernels given do neither."""
     asked = []
 
     class Asked(Exception):
@@ -218,8 +221,7 @@ def test_default_kernels_are_held_to_their_start_where_labels_are_rare(
         raise Asked
 
     monkeypatch.setattr(f"skgp.{module}.fit_classification_hyperparameters", search)
-    X, y = labels(60)[0], np.arange(60) < few
+    X, y = labels(n)[0], np.arange(n) < few
     with pytest.raises(Asked):
         make(kernel, random_state=0).fit(X, y)
-    default = (False, 1.0) if is_rare else (True, np.inf)
     assert asked == [default if kernel is None else (False, np.inf)]

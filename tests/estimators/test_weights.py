@@ -8,7 +8,9 @@ from sklearn.gaussian_process.kernels import RBF, Matern, WhiteKernel
 
 from skgp import (
     BayesianGPRegressor,
+    DLMGPClassifier,
     DLMGPRegressor,
+    QSGPClassifier,
     QSGPRegressor,
     StateSpaceGPRegressor,
     SWSGPRegressor,
@@ -160,6 +162,17 @@ def test_one_row_of_great_weight_leaves_the_others_their_say(make):
     with pytest.warns(UserWarning, match=r"a mean of 1.43e\+04 and a median of 1: predictions"):
         model = make().fit(X, y, sample_weight=weight)
     assert np.sqrt(np.mean((model.predict(X_TEST) - f) ** 2)) < 0.6 * NOISE
+
+
+@pytest.mark.parametrize("make", [QSGPClassifier, DLMGPClassifier])
+def test_one_label_of_great_weight_leaves_the_others_their_say(make):
+    """A base rate, or a kernel, that is that of one row alone would leave the others to chance."""
+    rng = np.random.default_rng(0)
+    X, weight = rng.standard_normal((320, 2)), np.ones(120)
+    f = 2 * X[:, 0] - X[:, 1]
+    y, weight[7] = f + rng.logistic(size=320) > 0, 1e6
+    model = make(random_state=0).fit(X[:120], y[:120], sample_weight=weight)
+    assert np.mean(model.predict(X[120:]) == (f[120:] > 0)) > 0.8  # .51 by chance
 
 
 def test_bootstrapped_rows_keep_the_noise():

@@ -152,6 +152,12 @@ def test_search_of_several_kernels_returns_that_of_the_best_score():
     assert np.size(found.kernel.k2.length_scale) == 2
 
 
+def test_search_gives_a_long_vector_the_ratios_that_numbers_suggest():
+    X, Y = labelled(300, d=6)
+    found = search([ard(6)], X, Y, settings=replace(QUICK, max_free=2)).kernel.k2.length_scale
+    assert found[0] < 0.3 * found[1:].min()
+
+
 def test_search_keeps_the_ratios_of_a_long_vector_and_moves_it_within_bounds():
     X, Y = labelled(300, d=3)
     start = np.array([0.1, 0.2, 0.4])

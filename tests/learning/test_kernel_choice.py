@@ -188,9 +188,10 @@ def test_choose_kernel_of_equally_relevant_columns_shares_their_length_scale():
             np.testing.assert_allclose(scales, scales[0], rtol=1e-10)
 
 
-def test_choose_kernel_finds_the_relevant_of_many_columns():
+@pytest.mark.parametrize("max_separate", [300, 40], ids=["separate", "grouped"])
+def test_choose_kernel_finds_the_relevant_of_many_columns(max_separate):
     X, y = sample(np.random.default_rng(0), 100, 60, 2)
-    kernel, _ = choose(X, y)
+    kernel, _ = choose(X, y, replace(SETTINGS, max_separate=max_separate))
     scales = length_scales(kernel)
     assert scales[:2].max() < 0.2 * np.median(scales[2:])
 

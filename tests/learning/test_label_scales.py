@@ -13,6 +13,7 @@ from skgp.data import Data
 from skgp.learning import label_scales as module
 from skgp.learning.defaults import FEW_ROWS_MODERATION
 from skgp.learning.label_scales import (
+    capped,
     left_out_losses,
     refine_length_scales,
     rescale_few,
@@ -31,6 +32,15 @@ def waves(n, seed=0):
     X = torch.rand(n, 2, generator=generator, dtype=torch.float64)
     f = torch.sin(12 * X[:, 0]) + torch.sin(12 * X[:, 1])
     return X, torch.where(f > 0, 1.0, -1.0).double()[:, None]
+
+
+def test_capped_labels_of_one_input_keep_the_ratio_of_their_weights():
+    X, Y = waves(9)
+    X[1], Y[:2, 0], weight = X[0], torch.tensor([1.0, -1.0]), torch.ones(9, dtype=torch.float64)
+    weight[:2] = torch.tensor([1e6, 1e4])
+    Y[2:, 0] = torch.tensor([1.0, -1, 1, -1, 1, -1, 1])
+    found = capped(Data(X, Y, weight)).weight
+    np.testing.assert_allclose(found, [100.0, 1.0, *[1.0] * 7])
 
 
 # ---- few observations -------------------------------------------------------------------------

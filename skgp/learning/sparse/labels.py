@@ -18,7 +18,7 @@ from skgp.learning.classification_hyperparameters import (
     stratified_order,
 )
 from skgp.learning.defaults import LABEL_SHARE
-from skgp.learning.label_scales import rescale_few
+from skgp.learning.label_scales import capped, rescale_few
 from skgp.learning.laplace_evidence import LaplaceEvidence, laplace_predict
 from skgp.learning.selection import choose
 from skgp.learning.sparse.evidence import Evidence, best_evidence
@@ -28,7 +28,7 @@ from skgp.likelihoods import Bernoulli
 
 def best_of_labels(problem: Problem) -> Evidence:
     """The kernel of the greatest evidence, its complexity and scales as left-out labels prefer."""
-    data = problem.data.to(torch.float64)
+    data = capped(problem.data.to(torch.float64))
     problem = replace(problem, data=data, offset=problem.offset.double())
     found = best_evidence(replace(problem, kernels=kernels_that_predict(problem)))
     if problem.recorder.stopped:
