@@ -62,9 +62,15 @@ class DescribedEstimator:
 
 
 def _descriptions(found: re.Match, docstrings: list[str]) -> str:
-    """Entries of numpydoc sections, each of the first docstring that has one of the name."""
+    """Entries of numpydoc sections, each of the first docstring that has one of the name.
+
+    The line itself, if a name has none: a class derived from ours may have braces of its own.
+    """
     entries = []
     for name in found[1].split(", "):
         entry = re.compile(rf"^{name}\b[^:\n]* : .*(?:\n +.*)*", re.MULTILINE)
-        entries.append(next(match[0] for match in map(entry.search, docstrings) if match))
+        matches = [match for match in map(entry.search, docstrings) if match]
+        if not matches:
+            return found[0]
+        entries.append(matches[0][0])
     return "\n".join(entries)

@@ -168,3 +168,15 @@ def test_columns_of_dates_are_named(name):
 def test_targets_of_text_are_for_classifiers(name):
     with pytest.raises(ValueError, match="y holds text, such as 'no', .*classifier"):
         getattr(skgp, name)().fit(X, np.where(Y > 0.5, "yes", "no"))
+
+
+def test_braces_of_derived_classes_are_left():
+    class Mine(skgp.QSGPRegressor):
+        """One of mine.
+
+        {device}
+        {nobody}
+        """
+
+    assert "device : str" in Mine.__doc__
+    assert "\n{nobody}" in Mine.__doc__
