@@ -206,8 +206,7 @@ class StateSpaceMixin(IndexedOutput, SeriesInputs):
         of the likelihood (p,).
         """
         X, total, given_data = data.X.numpy(), data.total, data
-        callback = StopRecorder(callback)
-        process = self._process_columns(X)
+        callback, process = StopRecorder(callback), self._process_columns(X)
         one, start = process.shape[1] == 1, None
         signals = process_kernels(process, given, self._start_variance)
         # Additive noise is relative to standardised targets; latent functions of labels and counts
