@@ -382,6 +382,7 @@ LATENT_CG = 500
 PROBE_TOL, DRAW_TOL = 1e-3, 1e-2
 # Numbers of the right-hand sides of draws at once, and of all draws, of which there are at least so
 # many: 25 in place of 50 change the log-loss of 15000 flights and 4000 rows of kin40k by 1e-4.
+# Trials of kernels take no more.
 DRAW_NUMBERS, MOST_DRAWN, LEAST_DRAWS = 2**21, 5_000_000, 20
 # Newton's method for the mode: relative gradient, and steps at most.
 LATENT_TOL, LATENT_STEPS = 1e-8, 50

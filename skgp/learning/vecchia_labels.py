@@ -30,6 +30,7 @@ import torch
 from torch import Tensor
 
 from skgp.data import Data
+from skgp.inference.defaults import LEAST_DRAWS
 from skgp.inference.neighbors.search import NeighborSearch
 from skgp.learning.calibration import choose_moderation
 from skgp.learning.classification_hyperparameters import (
@@ -215,7 +216,9 @@ class _HeldOut:
         with warnings.catch_warnings():  # a search may pass through hyper-parameters of no use
             warnings.simplefilter("ignore", NumericalWarning)
             mode = problem.mode(problem.conditionals(kernel.theta), tol=VECCHIA_TRIAL_TOL)
-            posterior = problem.posterior(mode, kernel, max(1, H), self._seed)
+            posterior = problem.posterior(
+                mode, kernel, max(1, H), self._seed, most_draws=LEAST_DRAWS
+            )
             posterior.draw(mode.root, mode.hessian)
             mean, var = posterior.mean_and_variance(rows.X)
         moderation, losses = choose_moderation(likelihood, rows.y, mean, var, rows.weight)

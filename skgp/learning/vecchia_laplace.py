@@ -147,11 +147,11 @@ class LatentEvidence:
         return self._probes  # type: ignore[return-value]
 
     def posterior(
-        self, mode: LatentMode, kernel, n_neighbors: int, seed: int | None = None
+        self, mode: LatentMode, kernel, n_neighbors: int, seed: int | None = None, **options: Any
     ) -> LatentPosterior:
         """Predictions from `n_neighbors` of the points, given their mode under this kernel.
 
-        The seed of their draws is the generator's, by default.
+        The seed of their draws is the generator's, by default; `options` are `most_draws`.
         """
         if seed is None:
             seed = int(torch.randint(2**31, (), generator=self._generator))
@@ -169,6 +169,7 @@ class LatentEvidence:
             self.group.to(torch.int32),
             mode.curvature,
             seed,
+            **options,
         )
 
     def __call__(self, place: np.ndarray) -> tuple[float, np.ndarray]:

@@ -38,6 +38,7 @@ class LatentPosterior(VecchiaPosterior):
     group: Tensor  # (n, H + 1) of int32; neighbours and, last, the point itself
     curvature: Tensor  # (n, c); W
     seed: int  # of the draws
+    most_draws: int = LATENT_DRAWS
 
     def _lasting(self) -> dict[str, Any]:
         return {name: value for name, value in super()._lasting().items() if name != "spread"}
@@ -70,7 +71,7 @@ class LatentPosterior(VecchiaPosterior):
     def _n_draws(self) -> int:
         """Fewer of many points."""
         numbers = len(self.offset) * (len(self.X) + len(self.Z))
-        return max(LEAST_DRAWS, min(LATENT_DRAWS, MOST_DRAWN // numbers))
+        return max(LEAST_DRAWS, min(self.most_draws, MOST_DRAWN // numbers))
 
     @property
     def _is_dense(self) -> bool:
