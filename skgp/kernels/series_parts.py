@@ -6,9 +6,12 @@ from dataclasses import dataclass
 from functools import reduce
 from operator import add
 
+import numpy as np
 from sklearn.gaussian_process.kernels import ConstantKernel, Kernel, Matern
 
 from .defaults import LEAST_DIFFUSION, LINE_CHANGE, TREND_START, WANDER_SCALE
+from .expression import summands
+from .hyperparameters import children_of, n_dims_of
 from .specs import Cosine, LocalLinearTrend
 
 
@@ -118,6 +121,16 @@ class SeriesParts:
 def total(parts: Iterable[Kernel]) -> Kernel:
     """Their sum."""
     return reduce(add, parts)
+
+
+def is_of_no_season(kernel: Kernel) -> np.ndarray:
+    """Whether each element of theta is one of an addend without waves, (t,)."""
+    parts = summands(kernel)
+    return np.repeat([not _has_waves(each) for each in parts], list(map(n_dims_of, parts)))
+
+
+def _has_waves(kernel: Kernel) -> bool:
+    return type(kernel) is Cosine or any(map(_has_waves, children_of(kernel)))
 
 
 def _constant(variance: float) -> Kernel:

@@ -14,11 +14,19 @@ beside the mode, of :math:`w_0 \propto 1`: nodes of Gauss and Hermite for each a
 is 1/6 of the mode's where the posterior is Gaussian, less where it falls faster, and never more.
 A direction that the data do not see has the width of its prior.
 
+Of more rows a forecast beyond them still spreads with the roots of variances that the data know to
+a factor only. There :math:`\hat u` is where the search ended, with the weak prior about it that
+searches by scoring have, and :math:`\Sigma` the inverse of the average information. The d
+hyper-parameters of all addends but seasons move along the axes of their own part of it, the others
+with them as their regression says, over :math:`\sqrt{(d + k) \lambda_j}` with weights of
+:math:`1 / (2 k)` of the mode's, k = max(1, 3 - d): the nodes of the unscented transform.
+
 Beyond the hyper-parameters predictions are averaged over two structures, where :mod:`.structure`
-finds both likely. Of a series too short for its trends, predictions are averaged over whether a
-straight line lies beneath the process, too. The odds are the ratio of the evidences with the line
-and with a level in its place, of the same wide prior; the change over the range has the variance
-that a line of all the variance of the data has, 12 times theirs.
+finds both likely; the less likely one is there with its mode alone. Of a series too short for its
+trends, predictions are averaged over whether a straight line lies beneath the process, too. The
+odds are the ratio of the evidences with the line and with a level in its place, of the same wide
+prior; the change over the range has the variance that a line of all the variance of the data has,
+12 times theirs.
 """
 
 import math
@@ -33,9 +41,11 @@ from torch import Tensor
 from skgp.inference.markov.series import Series
 from skgp.kernels import LocalLinearTrend
 from skgp.kernels.expression import summands
+from skgp.kernels.series_parts import is_of_no_season
 from skgp.learning.markov.defaults import (
     AVERAGED_ROWS,
     CHOICE_ITER,
+    FISHER_RIDGE,
     LEAST_WEIGHT,
     LINE_LEAST_ROWS,
     LINE_NATS,
@@ -43,7 +53,7 @@ from skgp.learning.markov.defaults import (
 )
 from skgp.learning.markov.objectives import Component, Objective
 from skgp.learning.markov.refinement import with_fine_form
-from skgp.learning.markov.scoring import scored_climb, short_climb
+from skgp.learning.markov.scoring import SeriesLoss, scored_climb, short_climb
 from skgp.learning.markov.search import Climb, Search
 from skgp.learning.markov.structure import Structure, parts_of
 from skgp.learning.posterior.defaults import NOISE_SHARE, SD
@@ -75,7 +85,7 @@ class Average:
 class SeriesPosterior(Density):
     """Log posterior of the logarithms of hyper-parameters: components first, then the noise.
 
-    `bounds` are (p, 2).
+    `bounds` are (p, 2), `short` evaluates the evidence of one process.
     """
 
     def __init__(
@@ -87,12 +97,16 @@ class SeriesPosterior(Density):
         prior_sd: np.ndarray,  # (p,)
     ) -> None:
         self._climb = Climb(components, objective, likelihood)
+        self.short = SeriesLoss.of(components[0], objective) if len(components) == 1 else None
         start = self._climb.start()
         self.bounds = torch.stack(self._climb.bounds(start), 1).numpy()
         self._medians, self._sd, self._scale = medians, prior_sd, -objective.total
 
     def log_evidence_and_gradient(self, u: np.ndarray) -> tuple[float, np.ndarray]:
         """Without the prior, at u (p,): nats, and (p,)."""
+        if self.short is not None:
+            short, gradient, _ = self.short(u)
+            return -short, -gradient
         loss, slope = self._climb.loss({"place": torch.from_numpy(u.copy())})
         return self._scale * loss, self._scale * slope["place"].numpy()
 
@@ -150,6 +164,8 @@ def averaged(
     n_rows, points, rival = len(series.times), None, structure.rival
     if leaves_open(found, n_rows):
         points = average(found, starts, objective, likelihood, series)
+    elif n_rows >= TREND_LEAST_ROWS:
+        points = around(found, objective, likelihood)
     if LINE_LEAST_ROWS <= n_rows < TREND_LEAST_ROWS:
         rival, share = _over_line(found, objective, likelihood, rest)
     else:
@@ -212,16 +228,52 @@ def average(
     hessian = hessian_by_differences(posterior, mode.u)[np.ix_(free, free)]
     variances, axes = np.linalg.eigh(bounded_inverse(-hessian))
     moves = np.zeros((len(free), len(mode.u)))
-    moves[:, free] = (axes * np.sqrt(3 * variances)).T
-    points = np.concatenate([mode.u + moves, mode.u - moves]).clip(low, high)
-    falls = posterior.log_densities(points) - mode.log_density + 1.5
-    weights = np.append(1.0, np.exp(falls.clip(max=0.0)) / 6)
+    moves[:, free] = (axes * np.sqrt(variances)).T
+    at_mode = replace(found, value=posterior.log_evidence_and_gradient(mode.u)[0])
+    return _nodes(posterior, at_mode, mode.u, mode.log_density, moves, 3.0, 1 / 6)
+
+
+def around(found: Search, objective: Objective, likelihood: Likelihood) -> Average | None:
+    """Points about where the search of a series ended, if it is short and without terms."""
+    place = np.concatenate([*(each.theta for each in found.components), found.parameters])
+    sd = np.full(len(place), FISHER_RIDGE**-0.5)
+    posterior = SeriesPosterior(found.components, objective, likelihood, place, sd)
+    evidence = None if posterior.short is None else posterior.short.evidence(place)
+    if posterior.short is None or evidence is None:
+        return None
+    moving = np.append(is_of_no_season(found.kernel), False)
+    moving &= np.greater(*posterior.bounds.T[::-1])
+    if not moving.any():
+        return None
+    covariance = np.linalg.inv(posterior.short.information(evidence, "average_information"))
+    within = covariance[np.ix_(moving, moving)]
+    variances, axes = np.linalg.eigh(within)
+    following = np.linalg.solve(within, covariance[moving])  # (d, p)
+    moves = (axes * np.sqrt(variances)).T @ following
+    d = len(moves)
+    k = max(1, 3 - d)
+    return _nodes(posterior, found, place, evidence.value, moves, d + k, 0.5 / k)
+
+
+def _nodes(
+    posterior: SeriesPosterior,
+    found: Search,
+    mode: np.ndarray,  # (p,)
+    top: float,  # log density there
+    moves: np.ndarray,  # (d, p), standard deviations on the axes
+    squares: float,  # of how many of these a node is away
+    share: float,  # its weight beside the mode's
+) -> Average:
+    """The mode, and nodes on either side on each axis."""
+    away = math.sqrt(squares) * moves
+    points = np.concatenate([mode + away, mode - away]).clip(*posterior.bounds.T)
+    falls = posterior.log_densities(points) - top + 0.5 * squares
+    weights = np.append(1.0, share * np.exp(falls.clip(max=0.0)))
     weights /= weights.sum()
     kept = weights >= LEAST_WEIGHT
-    u = np.concatenate([mode.u[None], points])[kept]
-    at_mode = replace(found, value=posterior.log_evidence_and_gradient(mode.u)[0])
+    u = np.concatenate([mode[None], points])[kept]
     shares = tuple((weights[kept] / weights[kept].sum()).tolist())
-    return Average(tuple(posterior.at(each, at_mode) for each in u), shares)
+    return Average(tuple(posterior.at(each, found) for each in u), shares)
 
 
 def _prior(

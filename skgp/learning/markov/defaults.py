@@ -89,7 +89,12 @@ N_STRETCHES = 10
 #: much an observation; and the tolerance where it starts.
 CHOICE_ITER, CHOICE_NATS, CHOICE_TOL, START_TOL = 25, 0.05, 1e-5, 1e-3
 #: What is added to Fisher's information of a short series, a standard deviation of 3 in logarithms;
-#: times the last gains that a search may hope for (60 to 300 times: ends within .1 nats).
+#: times the last gains that a search may hope for (60 to 300 times: ends within .1 nats). With the
+#: same ridge predictions are averaged over points about its end. 27 kinds of generated series of 60
+#: to 400 times (walks, slopes that change, growth, seasons, cycles, noise that grows), 3 each, up
+#: to 30% ahead: intervals of 95% cover .921 in place of .908 and the NLPD is .03 less; seasons and
+#: noise as axes, too, or a standard deviation of 1.5 or 5, change that by less than .005. Priors of
+#: the roots of variances (exponential, half-Cauchy) cover as much at best, and some kinds lose .1.
 FISHER_RIDGE, OUTLOOK = 0.1, 6.0
 #: Times the gain that a score test promises that a search with a part more may hope for, and length
 #: scales that it looks at. Of 634 searches beside trends and seasons (ten kinds of series of 40 to
