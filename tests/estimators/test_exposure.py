@@ -255,3 +255,13 @@ def test_sampled_gradients_refuse_exposures():
     X, y, exposure = problem(30)
     with pytest.raises(ValueError, match="gradient='bmc' does not take exposure"):
         dlm(gradient="bmc").fit(X, y, exposure=exposure)
+
+
+def test_an_elbo_without_digits_is_not_the_best_of_a_search():
+    """A search of an additive model came by variances of 1e4, at which rounding made it 1e127."""
+    rng = np.random.default_rng(7)
+    X, exposure = rng.standard_normal((750, 3)), np.exp(2 * rng.standard_normal(750))
+    log_rate = np.sin(1.5 * X[:, 0]) + 0.5 * X[:, 1] + 0.5
+    y = rng.poisson((exposure * np.exp(log_rate))[:150])
+    model = StateSpaceGPRegressor(likelihood="poisson").fit(X[:150], y, exposure=exposure[:150])
+    assert np.sqrt(np.mean((np.log(model.predict(X[150:])) - log_rate[150:]) ** 2)) < 0.4

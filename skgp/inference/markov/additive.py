@@ -182,7 +182,7 @@ class AdditiveBound(SiteBound):
             return None
         if not bool((var >= 0).all()):  # NaN counts as invalid
             return None
-        return self.point((beta, weight), q, (mean, var), (q.divergence,))
+        return self.point((beta, weight), q, (mean, var), q.divergence)
 
     def collect(self, rows: Tensor) -> Tensor:
         """Each row has a site of its own."""

@@ -315,10 +315,11 @@ class AdditivePosterior:
         return float(own) - float(sum((Y**2).sum() for Y in root_T))
 
     @property
-    def divergence(self) -> float:
-        """Of the posterior from the prior, in nats."""
+    def divergence(self) -> tuple[float, ...]:
+        """Terms that add up to that of the posterior from the prior, in nats."""
         fit = self.mean @ (self.tables.cross @ self.mean) * self.tables.scale
-        return 0.5 * float(self.tables.linear @ self.mean + self._log_det - fit - self.spread)
+        terms = self.tables.linear @ self.mean, self._log_det, -fit, -self.spread
+        return tuple(0.5 * float(term) for term in terms)
 
     def gain(self, push: Tensor) -> float:
         r"""Half of :math:`p^\top V p`: what moving b by p (M,) adds to the log normaliser."""

@@ -63,10 +63,10 @@ class RowsPosterior:
         self.log_normalizer = 0.5 * (float(beta @ self.mean) - self._log_det)
 
     @property
-    def divergence(self) -> float:
-        """Of the posterior from the prior, in nats."""
+    def divergence(self) -> tuple[float, ...]:
+        """Terms that add up to that of the posterior from the prior, in nats."""
         squares = float(self.weight @ (self.mean**2 + self.var))
-        return 0.5 * (float(self.beta @ self.mean) + self._log_det - squares)
+        return 0.5 * float(self.beta @ self.mean), 0.5 * self._log_det, -0.5 * squares
 
     def gradients(self) -> list[Tensor]:
         """Derivatives of the log normaliser in the parameters of each component, (q_j,)."""

@@ -1,5 +1,6 @@
 """What the hyper-parameters of additive models are judged by: evidence and ELBO of the sum."""
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,7 +17,7 @@ from skgp.inference.markov.additive_bins import (
 from skgp.inference.markov.additive_sites import RowsPosterior, condition_rows
 from skgp.inference.markov.additive_states import AdditiveState, binned_state
 from skgp.inference.markov.sites import climb, likelihood_gradient
-from skgp.learning.markov.defaults import ADDITIVE_TOL, ELBO_TOL, SITES_TOL
+from skgp.learning.markov.defaults import ADDITIVE_TOL, ELBO_TOL, LOST_NATS, SITES_TOL
 from skgp.learning.markov.objectives import ClosedForm, Evaluation, Knots, Processes
 from skgp.likelihoods import Likelihood
 
@@ -88,10 +89,12 @@ class RowsElbo:
     def __call__(
         self, dynamics: Processes, parameters: Tensor, knots: Knots = None, *, tol: float = ELBO_TOL
     ) -> Evaluation:
-        """The ELBO at its best over the sites."""
+        """The ELBO at its best over the sites; minus infinity where it has no digits left."""
         bound = AdditiveBound(self.rows, dynamics, self.likelihood.with_parameters(parameters))
         point = climb(bound, start=self._sites, max_iter=self._max_iter, tol=self._tol)
         self._sites, q = (point.beta, point.weight), point.posterior
         rows = self.rows.y, point.mean, point.var
         slope = likelihood_gradient(self.likelihood, parameters, rows, self.rows.weighted)
-        return Evaluation(point.elbo, q, slope, q.gradients)
+        # What rounding leaves of an ELBO may be the best of all: a search is to turn back there.
+        lost = point.rounding > LOST_NATS * self.total
+        return Evaluation(-math.inf if lost else point.elbo, q, slope, q.gradients)

@@ -15,7 +15,8 @@ LEAST_GAP = 1e-6
 #: Error of the evidence, in nats, from which on a state-space form is refined, and tolerances to
 #: choose from: RBF of 10 to 16 states. Drawn series of noise 1e-2 to 1e-8 were within .01.
 FORM_NATS, FORM_TOLERANCES = 0.003, (1e-8, 1e-9, 2e-11, 1e-12)
-#: Nats an observation, by which a probability may exceed 1 in rounding.
+#: Nats an observation, by which a probability may exceed 1 in rounding, or an ELBO be wrong: sites
+#: of counts at a prior variance of 1e4 have one of 1e127.
 LOST_NATS = 1e-3
 #: Error of the evidence, in nats, that is worth a warning, and up to which it is one of a figure.
 WORTH_A_WARNING, MOST_NATS = 0.01, 10.0
