@@ -52,6 +52,7 @@ from skgp.learning.markov.scoring import promised_gain, short_climb
 from skgp.learning.markov.search import Search
 from skgp.learning.markov.seasons import propose_seasons
 from skgp.likelihoods import Likelihood
+from skgp.linalg import NotPositiveDefiniteError
 from skgp.linalg.runtime import to_arrays
 
 
@@ -84,7 +85,11 @@ def with_structure(
     def climb(kernel: Any, start: Tensor | None = None, least: float = -math.inf) -> Search:
         """A search that may end where the criterion will not reach the least."""
         part = Component.of(kernel)
-        return short_climb(part, objective, likelihood, start, least + cost(part))
+        place = part, objective, likelihood
+        try:
+            return short_climb(*place, start, least + cost(part))
+        except NotPositiveDefiniteError:  # digits of a process that leaves no noise
+            return short_climb(*place, None, least + cost(part))
 
     trend = [make.trend(), make.wander()]
     trending = climb(total([make.trend(), make.steady()]))

@@ -315,6 +315,13 @@ def test_a_line_becomes_a_trend_and_a_stationary_process_does_not():
     assert kinds == [True, False]
 
 
+def test_a_line_without_noise_is_forecast():
+    """The filter loses the digits of the smooth process that it was, with a level beside it."""
+    t = np.sort(np.random.default_rng(0).uniform(0, 10, 200))
+    mean = StateSpaceGPRegressor().fit(t[:, None], 2 * t + 1).predict([[12.0]])
+    assert mean[0] == pytest.approx(25.0, abs=1e-3)
+
+
 def stationary(seed, n, scale):
     """A smooth process of unit variance and little noise."""
     rng, t = np.random.default_rng(seed), np.arange(float(n))
