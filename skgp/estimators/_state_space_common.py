@@ -73,7 +73,8 @@ class StateSpaceMixin(IndexedOutput, SeriesInputs):
     inducing_points_ : ndarray of shape (M, 1)
         Times of the inducing states, where there are any.
     component_kernels_ : list of Kernel
-        Of the processes, one each of the first columns of `predict_components`.
+        Of the processes, one each of the first columns of `predict_components`. Where predictions
+        are averaged over two structures a column has the seasons of both, or what is none.
     component_names_ : list of str
         One a column of `predict_components`: the kernels, "trend" and the covariates.
     history_ : dict of lists

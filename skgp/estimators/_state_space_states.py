@@ -53,7 +53,9 @@ def series_of(data: Data, terms: Terms | None) -> list[Series]:
 def parts_of(state: State, *, split: bool = False) -> list[Kernel]:
     """Kernels of the components; of a series all at once, or its summands."""
     if isinstance(state, Exact | InducingState):
-        return summands(getattr(state, "widest", state.kernel)) if split else [state.kernel]
+        if not split:
+            return [state.kernel]
+        return state.parts if isinstance(state, AveragedState) else summands(state.kernel)
     return list(state.kernels)
 
 

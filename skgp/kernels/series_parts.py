@@ -126,11 +126,12 @@ def total(parts: Iterable[Kernel]) -> Kernel:
 def is_of_no_season(kernel: Kernel) -> np.ndarray:
     """Whether each element of theta is one of an addend without waves, (t,)."""
     parts = summands(kernel)
-    return np.repeat([not _has_waves(each) for each in parts], list(map(n_dims_of, parts)))
+    return np.repeat([not has_waves(each) for each in parts], list(map(n_dims_of, parts)))
 
 
-def _has_waves(kernel: Kernel) -> bool:
-    return type(kernel) is Cosine or any(map(_has_waves, children_of(kernel)))
+def has_waves(kernel: Kernel) -> bool:
+    """Whether a kernel is that of a season."""
+    return type(kernel) is Cosine or any(map(has_waves, children_of(kernel)))
 
 
 def _constant(variance: float) -> Kernel:

@@ -17,8 +17,12 @@ from skgp.inference.markov.series import Series
 from skgp.inference.markov.states import SeriesState
 from skgp.kernels.expression import summands
 from skgp.kernels.sde import StateSpace
+from skgp.kernels.series_parts import has_waves
 from skgp.likelihoods import Likelihood
 from skgp.linalg.runtime import TensorState
+
+#: Whether a part is a season, and how many of its kind stand before it.
+Place = tuple[bool, int]
 
 
 @dataclass(frozen=True)
@@ -35,9 +39,17 @@ class AveragedState(TensorState):
         return self.states[0].kernel
 
     @property
-    def widest(self) -> Any:
-        """That of most parts, those of `components`."""
-        return max((state.kernel for state in self.states), key=lambda each: len(summands(each)))
+    def parts(self) -> list[Any]:
+        """Kernels of the columns of `components`: of each the first that a state has there."""
+        return list(self._columns.values())
+
+    @property
+    def _columns(self) -> dict[Place, Any]:
+        found: dict[Place, Any] = {}
+        for state in self.states:
+            for place, kernel in _places(state).items():
+                found.setdefault(place, kernel)
+        return found
 
     @property
     def form(self) -> StateSpace:
@@ -69,15 +81,18 @@ class AveragedState(TensorState):
     def components(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Means and variances (n, p) of the parts of the model."""
         found = [state.components(x) for state in self.states]
-        width = max(mean.shape[1] for mean, _ in found)
-        n_terms = 0 if self.terms is None else len(self.terms.parts)
+        columns = list(self._columns)
 
-        def wide(part: Tensor) -> Tensor:
+        def wide(part: Tensor, state: SeriesState) -> Tensor:
             """With parts of the kernel that a state lacks, which add nothing, before the terms."""
-            own, others = part.tensor_split([part.shape[1] - n_terms], 1)
-            return torch.cat([own, part.new_zeros(len(part), width - part.shape[1]), others], 1)
+            places = [columns.index(place) for place in _places(state)]
+            own, others = part.tensor_split([len(places)], 1)
+            found = part.new_zeros(len(part), len(columns))
+            found[:, places] = own
+            return torch.cat([found, others], 1)
 
-        return self._mixed([(wide(mean), wide(var)) for mean, var in found])
+        pairs = zip(found, self.states, strict=True)
+        return self._mixed([(wide(mean, at), wide(var, at)) for (mean, var), at in pairs])
 
     def covariance(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Mean (n,) and joint covariance (n, n) of f at any rows."""
@@ -114,3 +129,10 @@ class AveragedState(TensorState):
     def _sum(self, values: Any) -> Tensor:
         """Weighted sum over the states."""
         return sum(w * value for w, value in zip(self.weights, values, strict=True))
+
+
+def _places(state: SeriesState) -> dict[Place, Any]:
+    """The parts of a kernel: seasons of any structure are the same, in their order."""
+    parts = summands(state.kernel)
+    seasons = [has_waves(part) for part in parts]
+    return {(kind, seasons[:i].count(kind)): parts[i] for i, kind in enumerate(seasons)}

@@ -15,7 +15,7 @@ from skgp import StateSpaceGPRegressor
 from skgp.inference.markov.averaged import AveragedState
 from skgp.inference.markov.series import make_series
 from skgp.kernels import LocalLinearTrend
-from skgp.kernels.series_parts import SeriesParts, is_of_no_season
+from skgp.kernels.series_parts import SeriesParts, has_waves, is_of_no_season
 from skgp.learning.markov.averaging import Average, around, average
 from skgp.learning.markov.ends import averaged_state
 from skgp.learning.markov.objectives import GaussianEvidence, SharedEvidence
@@ -159,6 +159,20 @@ def test_components_of_covariates_stand_behind_those_of_the_series_with_a_line_o
     assert moved.shape[1] == len(model.component_names_) == 3
     np.testing.assert_allclose(moved[:, :2], 0, atol=1e-12)
     assert moved[:, 2].min() > 0.1
+
+
+def test_a_season_of_two_structures_is_one_component():
+    e, noise = np.random.default_rng(1).standard_normal((2, 60))
+    t = np.arange(60.0)
+    season = 1.5 * np.sin(2 * np.pi * t / 12)
+    level = scipy.signal.lfilter([0.3], [1.0, -0.93], e)
+    model = StateSpaceGPRegressor().fit(t[:, None], season + level + 0.3 * noise)
+    shapes = {str(state.kernel).count("LocalLinearTrend") for state in model._states[0].states}
+    assert shapes == {0, 1}
+    ours = [has_waves(kernel) for kernel in model.component_kernels_]
+    assert sum(ours) == 1
+    parts = model.predict_components(t[:, None])
+    assert np.sqrt(np.mean((parts[:, ours][:, 0] - season) ** 2)) < 0.2
 
 
 def test_short_series_with_a_slope_are_forecast_along_it_and_others_are_not():
