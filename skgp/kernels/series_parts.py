@@ -134,5 +134,22 @@ def has_waves(kernel: Kernel) -> bool:
     return type(kernel) is Cosine or any(map(has_waves, children_of(kernel)))
 
 
+def begun_as_freely(kernel: Kernel, other: Kernel) -> Kernel:
+    """The kernel, slopes of trends that change faster than in another wider at first in proportion.
+
+    The two are equal but for hyper-parameters.
+    """
+    pairs = list(zip(summands(kernel), summands(other), strict=True))
+    parts = [_slope_as_wide(part, like) for part, like in pairs]
+    return kernel if all(a is b for a, (b, _) in zip(parts, pairs, strict=True)) else total(parts)
+
+
+def _slope_as_wide(part: Kernel, like: Kernel) -> Kernel:
+    if type(part) is not LocalLinearTrend or part.diffusion <= like.diffusion:
+        return part
+    wide = like.slope * part.diffusion / like.diffusion
+    return LocalLinearTrend(**part.get_params() | {"slope": wide})
+
+
 def _constant(variance: float) -> Kernel:
     return ConstantKernel(variance, (1e-6 * variance, 1e6 * variance))

@@ -41,7 +41,7 @@ from torch import Tensor
 from skgp.inference.markov.series import Series
 from skgp.kernels import LocalLinearTrend
 from skgp.kernels.expression import summands
-from skgp.kernels.series_parts import is_of_no_season
+from skgp.kernels.series_parts import begun_as_freely, is_of_no_season
 from skgp.learning.markov.defaults import (
     AVERAGED_ROWS,
     CHOICE_ITER,
@@ -273,7 +273,18 @@ def _nodes(
     kept = weights >= LEAST_WEIGHT
     u = np.concatenate([mode[None], points])[kept]
     shares = tuple((weights[kept] / weights[kept].sum()).tolist())
-    return Average(tuple(posterior.at(each, found) for each in u), shares)
+    return Average(tuple(_free(posterior.at(each, found), found) for each in u), shares)
+
+
+def _free(node: Search, found: Search) -> Search:
+    """With trends that begin as freely as they change, or what lies before the data is known."""
+    pairs = zip(node.components, found.components, strict=True)
+    return replace(node, components=[_as_free(each, mode) for each, mode in pairs])
+
+
+def _as_free(node: Component, mode: Component) -> Component:
+    kernel = begun_as_freely(node.kernel, mode.kernel)
+    return node if kernel is node.kernel else Component(kernel, node.form.tolerance)
 
 
 def _prior(
