@@ -87,6 +87,7 @@ from skgp.learning.markov.structure import Structure, with_structure
 from skgp.learning.markov.working import with_structure_of_sites
 from skgp.likelihoods import Likelihood
 from skgp.linalg.runtime import Callback
+from skgp.optim.loop import NonFiniteLossError
 from skgp.optim.stopping import StopRecorder
 
 
@@ -344,6 +345,12 @@ def _climb(
                 found = maximise(rival.components, objective, likelihood, **options)
     with torch.no_grad():
         last = objective([each.dynamics() for each in found.components], found.parameters)
+    if last.value == -math.inf:
+        raise NonFiniteLossError(
+            "The ELBO of the columns has no digits left. Check y for values of extreme size.",
+            iteration=found.n_iter,
+            parameter=None,
+        )
     states = [objective.state(found.kernels, last.posterior)]
     return Fit(states, found.parameters, last.value, found.n_iter, found.history)
 

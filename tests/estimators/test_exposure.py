@@ -18,6 +18,7 @@ from skgp import (
     VecchiaGPRegressor,
 )
 from skgp.kernels import ActiveDims
+from skgp.optim.loop import NonFiniteLossError
 
 KERNEL = 0.5 * Matern(0.8, nu=2.5)
 
@@ -265,3 +266,12 @@ def test_an_elbo_without_digits_is_not_the_best_of_a_search():
     y = rng.poisson((exposure * np.exp(log_rate))[:150])
     model = StateSpaceGPRegressor(likelihood="poisson").fit(X[:150], y, exposure=exposure[:150])
     assert np.sqrt(np.mean((np.log(model.predict(X[150:])) - log_rate[150:]) ** 2)) < 0.4
+
+
+def test_an_elbo_without_digits_is_no_fit():
+    """Of one count of 1e6 beside some of 3 the rates predicted were 0, without a word."""
+    rng = np.random.default_rng(1)
+    X, y = rng.uniform(size=(100, 4)), rng.poisson(3.0, 100)
+    y[3] = 10**6
+    with pytest.raises(NonFiniteLossError, match="values of extreme size"):
+        StateSpaceGPRegressor(likelihood="poisson").fit(X, y)
