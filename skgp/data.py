@@ -88,6 +88,12 @@ class Data(TensorState):
         index = index.to(self.X.device) if isinstance(index, Tensor) else index
         return self.map(lambda tensor: tensor[index])
 
+    def merged(self) -> "Data":
+        """Those of equal inputs merged, in float64: see `merge_replicates`."""
+        X, y = (each.cpu().double().numpy() for each in (self.X, self.y))
+        weight = None if self.weight is None else self.weight.cpu().double().numpy()
+        return merge_replicates(X, y, weight, self.X.device)
+
     def some(self, size: int, generator: torch.Generator) -> "Data":
         """At most `size` observations at random, in their order."""
         return self.take(random_rows(len(self), size, generator).sort().values)

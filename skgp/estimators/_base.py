@@ -24,7 +24,7 @@ from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from skgp.blocks import MappedBlocks
-from skgp.data import Data, distinct_observations, merge_replicates
+from skgp.data import Data, distinct_observations
 from skgp.estimators._compat import CallbackSupportMixin, check_sample_weight
 from skgp.estimators._documentation import DescribedEstimator
 from skgp.estimators._fitting import FitSession, asked_model, shape_of
@@ -335,10 +335,10 @@ def arrays(data: Data) -> tuple[np.ndarray, np.ndarray | None]:
 
 def merged(data: Data, device: torch.device, *, replicates: bool = False) -> Data:
     """Observations of equal inputs, targets and offsets merged; `replicates`, of equal inputs."""
+    if replicates:
+        return data.merged().to(device)
     X, weight = arrays(data)
     y = data.y.cpu().double().numpy()
-    if replicates:
-        return merge_replicates(X, y, weight, device)
     offset = None if data.offset is None else data.offset.cpu().double().numpy()
     return distinct_observations(X, y, weight, device, offset)
 

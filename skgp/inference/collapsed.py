@@ -51,7 +51,7 @@ from scipy.optimize import minimize_scalar
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from skgp.data import Data, merge_replicates
+from skgp.data import Data
 from skgp.inference import defaults
 from skgp.inference.nearly_exact import nearly_exact, pivot_posterior
 from skgp.inference.sparse import (
@@ -343,6 +343,4 @@ def sparse_posterior(dense: SparsePosterior) -> tuple[Tensor, Tensor]:
 
 def merged_column(data: Data) -> Data:
     """Observations (n, 1) with those of equal inputs merged: y (n,)."""
-    X, y = data.X.cpu().numpy(), data.y[:, 0].cpu().numpy()
-    weight = None if data.weight is None else data.weight.cpu().numpy()
-    return merge_replicates(X, y, weight, data.X.device)
+    return replace(data, y=data.y[:, 0]).merged()

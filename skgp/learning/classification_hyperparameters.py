@@ -37,7 +37,7 @@ from scipy.linalg import block_diag
 from scipy.optimize import minimize
 from torch import Tensor
 
-from skgp.data import Data, merge_replicates
+from skgp.data import Data
 from skgp.inference.weights.posterior import standard_normal
 from skgp.kernels.expression import WhiteKernel, split_noise
 from skgp.kernels.gram import gram_diag
@@ -261,15 +261,11 @@ class _Search:
         direction = standard_normal(data.y.shape[1], 1, self.generator)[:, 0]
         target = data.y.double() @ direction.to(data.y.device)
         target = (target - target.mean()) / target.std().clamp(min=1e-12) * math.sqrt(variance)
-        weight = None if data.weight is None else data.weight.cpu().numpy()
-        replicates = merge_replicates(
-            data.X.cpu().numpy(), target.cpu().numpy(), weight, data.X.device
-        )
         low, high = LABEL_NOISE_BOUNDS
         noise = WhiteKernel(LABEL_NOISE * variance, (low * variance, high * variance))
         fit = fit_leave_one_out(
             kernel + noise,
-            replicates,
+            replace(data, y=target).merged(),
             generator=self.generator,
             settings=self.settings.neighbor_search,
             callback=self.callback,

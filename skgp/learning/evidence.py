@@ -32,7 +32,7 @@ from skgp.kernels.expression import split_noise, split_theta, theta_places
 from skgp.kernels.gram import gram
 from skgp.kernels.pairwise import GramWithGradient
 from skgp.linalg.cholesky import cho_inverse, cho_solve, jittered_cholesky, log_det, raise_diagonal_
-from skgp.linalg.rows import take_rows
+from skgp.linalg.rows import gather_rows
 from skgp.linalg.runtime import to_arrays
 
 _LOG_2PI = math.log(2 * math.pi)  # mathematical
@@ -231,7 +231,7 @@ def leave_one_out_log_density(
     theta_signal, log_noise = split_theta(kernel, theta)
     noise = theta.new_tensor(white.noise_level) if log_noise is None else log_noise.exp()
     group = torch.cat([neighbors, rows[:, None]], dim=1)  # (b, k + 1)
-    K = gram(signal, take_rows(data.X, group), theta=theta_signal, method="expand")
+    K = gram(signal, gather_rows(data.X, group), theta=theta_signal, method="expand")
     added = data.row_noise(noise)[group]
     if jitter:
         own = jitter * K.diagonal(dim1=-2, dim2=-1)

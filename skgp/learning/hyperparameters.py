@@ -26,7 +26,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from skgp.data import Data, merge_replicates, random_rows, replicates
+from skgp.data import Data, random_rows, replicates
 from skgp.inference.neighbors.search import CandidateSearch
 from skgp.inference.relevance.evidence import RelevanceFit, fit_relevance
 from skgp.kernels.expression import split_noise
@@ -262,11 +262,8 @@ def robust_hyperparameters(
 
 def _merged(data: Data) -> Data:
     """Observations (n,), those of equal inputs merged."""
-    X = data.X.cpu().numpy()
-    if len(np.unique(replicates(X))) == len(X):
-        return data
-    weight = None if data.weight is None else data.weight.cpu().numpy()
-    return merge_replicates(X, data.y.cpu().numpy(), weight, data.X.device)
+    distinct = np.unique(replicates(data.X.cpu().numpy()))
+    return data if len(distinct) == len(data) else data.merged()
 
 
 def robust_location_scale(y: Tensor, weight: Tensor | None = None) -> tuple[float, float]:

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from skgp.data import Data
-from skgp.inference.defaults import LATENT_JITTER
+from skgp.inference.defaults import LATENT_DRAWS, LATENT_JITTER
 from skgp.inference.vecchia.conditionals import Conditionals
 from skgp.inference.vecchia.hessian import probes
 from skgp.inference.vecchia.laplace import EvidenceTerms, LatentMode, evidence, find_mode
@@ -147,11 +147,17 @@ class LatentEvidence:
         return self._probes  # type: ignore[return-value]
 
     def posterior(
-        self, mode: LatentMode, kernel, n_neighbors: int, seed: int | None = None, **options: Any
+        self,
+        mode: LatentMode,
+        kernel,
+        n_neighbors: int,
+        seed: int | None = None,
+        most_draws: int = LATENT_DRAWS,
     ) -> LatentPosterior:
         """Predictions from `n_neighbors` of the points, given their mode under this kernel.
 
-        The seed of their draws is the generator's, by default; `options` are `most_draws`.
+        The seed of their draws, of which there are `most_draws` at most, is the generator's, by
+        default.
         """
         if seed is None:
             seed = int(torch.randint(2**31, (), generator=self._generator))
@@ -169,7 +175,7 @@ class LatentEvidence:
             self.group.to(torch.int32),
             mode.curvature,
             seed,
-            **options,
+            most_draws,
         )
 
     def __call__(self, place: np.ndarray) -> tuple[float, np.ndarray]:

@@ -4,7 +4,7 @@ from torch import Tensor
 from torch.nn.functional import embedding
 
 
-def take_rows(values: Tensor, index: Tensor) -> Tensor:
+def gather_rows(values: Tensor, index: Tensor) -> Tensor:
     """``values[index]`` of values (n, k) and indices of any shape (...): (..., k); differentiable.
 
     Rows are copied whole, which takes a CPU a quarter of the seconds of an indexing expression.

@@ -50,6 +50,9 @@ def test_draws_with_what_a_mode_has_are_those_made_anew(monkeypatch):
     at_hand.draw(mode.root, hessian(mode.root, mode.curvature, dense=False))
     for a, b in zip(anew.spread, at_hand.__dict__["spread"], strict=True):
         np.testing.assert_allclose(a, b, atol=1e-10)
+    few = problem.posterior(mode, KERNEL, 8, seed=3, most_draws=30)
+    assert (anew.n_spread, few.n_spread) == (50, 30)
+    assert few.spread[0].shape == (len(problem.data), 30)
 
 
 def test_some_observations_begin_with_their_f_and_the_first_inducing_points(monkeypatch):

@@ -83,15 +83,15 @@ class AveragedState(TensorState):
         found = [state.components(x) for state in self.states]
         columns = list(self._columns)
 
-        def wide(part: Tensor, state: SeriesState) -> Tensor:
+        def wide(part: Tensor, places: list[int]) -> Tensor:
             """With parts of the kernel that a state lacks, which add nothing, before the terms."""
-            places = [columns.index(place) for place in _places(state)]
             own, others = part.tensor_split([len(places)], 1)
             found = part.new_zeros(len(part), len(columns))
             found[:, places] = own
             return torch.cat([found, others], 1)
 
-        pairs = zip(found, self.states, strict=True)
+        places = [[columns.index(place) for place in _places(state)] for state in self.states]
+        pairs = zip(found, places, strict=True)
         return self._mixed([(wide(mean, at), wide(var, at)) for (mean, var), at in pairs])
 
     def covariance(self, x: Tensor) -> tuple[Tensor, Tensor]:

@@ -69,7 +69,7 @@ from skgp.inference.inducing import greedy_variance
 from skgp.inference.neighbors.search import NeighborSearch
 from skgp.kernels.gram import gram, gram_diag
 from skgp.linalg.cholesky import jittered_cholesky, log_det
-from skgp.linalg.rows import take_rows
+from skgp.linalg.rows import gather_rows
 from skgp.linalg.runtime import tile_rows
 
 
@@ -97,7 +97,7 @@ def local_conditionals(kernel, X: Tensor, Z: Tensor, active: Tensor) -> LocalCon
 
     O(n H^2 (H + d)) time, about half of it for the kernel; O(n H^2) memory, several times over.
     """
-    points = take_rows(Z, active)  # (n, H, d)
+    points = gather_rows(Z, active)  # (n, H, d)
     K = gram(kernel, points)
     K.diagonal(dim1=-2, dim2=-1).mul_(1 + LOCAL_JITTER)
     cross = gram(kernel, points, X[:, None])  # (n, H, 1)

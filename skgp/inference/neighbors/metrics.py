@@ -29,7 +29,7 @@ from skgp.inference.defaults import (
 from skgp.kernels.distances import origin
 from skgp.kernels.expression import stationary
 from skgp.kernels.gram import gram, gram_diag, gram_tile
-from skgp.linalg.rows import take_rows
+from skgp.linalg.rows import gather_rows
 from skgp.linalg.runtime import tile_rows
 
 
@@ -86,7 +86,7 @@ class ScaledDistance:
             A = A.float()
             rough = _against(A @ self.principal) @ self.projected.T
             wide, _ = _smallest(rough, min(2 * size, len(self.Z)))
-            values = torch.bmm(take_rows(self.points, wide), _against(A)[:, :, None])[..., 0]
+            values = torch.bmm(gather_rows(self.points, wide), _against(A)[:, :, None])[..., 0]
             values, order = values.topk(size, dim=1, largest=False, sorted=False)
             found = wide.gather(1, order)
         return found, values + squares
@@ -95,7 +95,7 @@ class ScaledDistance:
         """Distances (n, k) of rows X from points `found` (n, k), in float64."""
         step = max(1, SEARCH_CACHED // (found.shape[1] * X.shape[1]))
         pieces = zip(X.split(step), found.split(step), strict=True)
-        distances = [self._differences(rows, take_rows(self.Z, near)) for rows, near in pieces]
+        distances = [self._differences(rows, gather_rows(self.Z, near)) for rows, near in pieces]
         return torch.cat(distances)
 
     def measure_all(self, X: Tensor) -> Tensor:

@@ -35,7 +35,7 @@ from skgp.inference.neighbors.conditionals import (
     sparse_rows,
 )
 from skgp.kernels.gram import gram, gram_diag
-from skgp.linalg.rows import take_rows
+from skgp.linalg.rows import gather_rows
 from skgp.linalg.runtime import TensorState, differentiable_in_rows, tile_rows
 
 
@@ -135,7 +135,7 @@ class LocalPredictor(TensorState):
         self, X: Tensor, active: Tensor, influence: Tensor, noise: Tensor, method: str = "direct"
     ) -> tuple[Tensor, Tensor]:
         """Weights (n, H) and the variance (n,) of rows X given points `active` (n, H)."""
-        points = take_rows(self.points, active)  # (n, H, d)
+        points = gather_rows(self.points, active)  # (n, H, d)
         K = gram(self.kernel, points, method=method)
         K.diagonal(dim1=-2, dim2=-1).add_(noise)
         cross = gram(self.kernel, points, X[:, None], method=method)[..., 0]
@@ -230,7 +230,7 @@ class SWSGPPosterior(LocalPredictor):
         if active is None:
             roots = [weights @ root for root in self.state.roots]
         else:
-            near = (take_rows(R, active) for R in self.state.roots)
+            near = (gather_rows(R, active) for R in self.state.roots)
             roots = [torch.einsum("nh,nhm->nm", weights, each) for each in near]
         return variance[:, None] + torch.stack([R.square().sum(1) for R in roots], dim=1)
 

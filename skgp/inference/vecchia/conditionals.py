@@ -43,7 +43,7 @@ from skgp.kernels.gradients import weighted_gradient
 from skgp.kernels.gram import gram
 from skgp.linalg import NotPositiveDefiniteError
 from skgp.linalg.cholesky import jittered_cholesky
-from skgp.linalg.rows import take_rows
+from skgp.linalg.rows import gather_rows
 from skgp.linalg.runtime import tile_rows
 
 
@@ -66,7 +66,7 @@ class Tile:
 
     def contrast(self, values: Tensor) -> Tensor:
         """b_i applied to values (n, c) of the points: (t, c)."""
-        return torch.einsum("th,thc->tc", self.b, take_rows(values, self.group))
+        return torch.einsum("th,thc->tc", self.b, gather_rows(values, self.group))
 
 
 #: Of a tile, the cotangents of D (t,), of b (t, H + 1) and of E (t, m).
@@ -197,11 +197,11 @@ class Conditionals:
 
     def _covariance(self, group: Tensor, theta: Tensor) -> Tensor:
         """K (t, H + 1, H + 1) of the points of each row, without noise; differentiable."""
-        return gram(self.kernel, take_rows(self.X, group), theta=theta)
+        return gram(self.kernel, gather_rows(self.X, group), theta=theta)
 
     def _tile(self, rows: slice, K: Tensor) -> Tile:
         group = self.group[rows]
-        basis = take_rows(self.features, group)
+        basis = gather_rows(self.features, group)
         A = residual_covariance(K, basis, self.noise[group])
         left = group == group[:, -1:]  # places without a neighbour
         left[:, -1] = False

@@ -48,7 +48,7 @@ from skgp.inference.vecchia.hessian import (
 )
 from skgp.inference.vecchia.root import VecchiaRoot
 from skgp.linalg.cholesky import cho_solve
-from skgp.linalg.rows import take_rows
+from skgp.linalg.rows import gather_rows
 from skgp.linalg.runtime import Callback
 
 
@@ -194,6 +194,6 @@ class EvidenceTerms:
 
     def cotangents(self, tile: Tile) -> tuple[Tensor, Tensor, Tensor]:
         """Of D (t,), b (t, H + 1) and E (t, m) of a tile."""
-        right = take_rows(self._right, tile.group)
+        right = gather_rows(self._right, tile.group)
         of_b = -torch.einsum("tk,thk->th", self._left[tile.rows], right)
         return self._of_variance[tile.rows], of_b, self._of_contrast[tile.rows]

@@ -26,7 +26,7 @@ from skgp.inference.vecchia.conditionals import Conditionals
 from skgp.inference.vecchia.hessian import hessian, probes
 from skgp.inference.vecchia.posterior import VecchiaPosterior
 from skgp.inference.vecchia.root import VecchiaRoot
-from skgp.linalg.rows import take_rows
+from skgp.linalg.rows import gather_rows
 from skgp.linalg.runtime import tile_rows
 
 
@@ -93,4 +93,5 @@ class LatentPosterior(VecchiaPosterior):
 
     def _unknown(self, active: Tensor, weights: Tensor, contrast: Tensor) -> Tensor:
         at_points, of_u = self.spread
-        return (weights[:, None] @ take_rows(at_points, active))[:, 0] + contrast @ of_u  # (t, c k)
+        known = (weights[:, None] @ gather_rows(at_points, active))[:, 0]
+        return known + contrast @ of_u  # (t, c k)

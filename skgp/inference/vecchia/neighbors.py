@@ -37,7 +37,7 @@ from skgp.inference.vecchia.conditionals import residual_diagonal
 from skgp.kernels.expression import RBF
 from skgp.kernels.gram import gram, gram_diag
 from skgp.kernels.scales import robust_std
-from skgp.linalg.rows import take_rows
+from skgp.linalg.rows import gather_rows
 from skgp.linalg.runtime import tile_rows
 
 
@@ -189,7 +189,7 @@ def _select_greedily(
         tiles = zip(rows.split(step), near.split(step), strict=True)
         parts = [_select_greedily(kernel, X, features, diagonal, *tile, H) for tile in tiles]
         return torch.cat(parts)
-    basis, points = take_rows(features, near), take_rows(X, near)  # (b, c, m), (b, c, d)
+    basis, points = gather_rows(features, near), gather_rows(X, near)  # (b, c, m), (b, c, d)
     left = diagonal[near]  # S_jj|N: (b, c)
     known = basis @ basis.mT if m else None  # (b, c, c); one product, of which a third is used
     cross = gram(kernel, points, X[rows, None]) - basis @ features[rows, :, None]

@@ -40,7 +40,7 @@ from skgp.inference.vecchia.conditionals import (
 )
 from skgp.inference.vecchia.neighbors import informative
 from skgp.kernels.gram import gram, gram_diag
-from skgp.linalg.rows import take_rows
+from skgp.linalg.rows import gather_rows
 from skgp.linalg.runtime import TensorState, differentiable_in_rows, tile_rows
 
 
@@ -145,7 +145,7 @@ class VecchiaPosterior(TensorState):
     def _weights(self, X: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
         """Neighbours and a (t, H), phi and E (t, m), and the residual's variance (t,)."""
         active, influence = self.neighborhood.find(X)
-        points, features = (take_rows(each, active) for each in (self.X, self.features))
+        points, features = (gather_rows(each, active) for each in (self.X, self.features))
         phi = global_features(self.kernel, X, self.Z, self.factor)
         K = residual_covariance(gram(self.kernel, points), features, self.noises[active])
         cross = gram(self.kernel, points, X[:, None])[..., 0] - (features @ phi[..., None])[..., 0]

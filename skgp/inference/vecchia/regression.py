@@ -23,7 +23,7 @@ from torch import Tensor
 
 from skgp.inference.vecchia.conditionals import Conditionals, Cotangents, Tile
 from skgp.linalg.cholesky import cho_solve, jittered_cholesky, log_det
-from skgp.linalg.rows import take_rows
+from skgp.linalg.rows import gather_rows
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class Sums:
             squares = (e * (error + error - e)).sum(1) + (weighted * E).sum(1)
             of_D = 0.5 * self.scale * (squares / D[:, 0] - c) / D[:, 0]
             of_e = -self.scale * error / D
-            of_b = torch.einsum("tc,thc->th", of_e, take_rows(Y, tile.group))
+            of_b = torch.einsum("tc,thc->th", of_e, gather_rows(Y, tile.group))
             of_E = self.scale * (e @ mean.mT - weighted) / D
             return of_D, of_b, of_E
 

@@ -44,7 +44,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from skgp.data import Data, merge_replicates, random_rows
+from skgp.data import Data, random_rows
 from skgp.inference.neighbors.kriging import KrigingModel, LabelLink, is_shared, merge_rows
 from skgp.inference.weights.posterior import standard_normal
 from skgp.kernels.expression import WhiteKernel, split_noise
@@ -390,5 +390,4 @@ def _labels_as_numbers(data: Data, generator: torch.Generator) -> Data:
         direction = standard_normal(data.y.shape[1], 1, generator)[:, 0]
         y = data.y @ direction.to(data.y.device)
     y = (y - y.mean()) / y.std().clamp_min(1e-12)
-    weight = None if data.weight is None else data.weight.cpu().numpy()
-    return merge_replicates(data.X.cpu().numpy(), y.cpu().numpy(), weight, data.X.device)
+    return replace(data, y=y).merged()

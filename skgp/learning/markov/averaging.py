@@ -252,7 +252,8 @@ def around(found: Search, objective: Objective, likelihood: Likelihood) -> Avera
     moves = (axes * np.sqrt(variances)).T @ following
     d = len(moves)
     k = max(1, 3 - d)
-    return _nodes(posterior, found, place, evidence.value, moves, d + k, 0.5 / k)
+    nodes = _nodes(posterior, found, place, evidence.value, moves, d + k, 0.5 / k)
+    return replace(nodes, points=tuple(_free(each, found) for each in nodes.points))
 
 
 def _nodes(
@@ -273,7 +274,7 @@ def _nodes(
     kept = weights >= LEAST_WEIGHT
     u = np.concatenate([mode[None], points])[kept]
     shares = tuple((weights[kept] / weights[kept].sum()).tolist())
-    return Average(tuple(_free(posterior.at(each, found), found) for each in u), shares)
+    return Average(tuple(posterior.at(each, found) for each in u), shares)
 
 
 def _free(node: Search, found: Search) -> Search:
