@@ -37,10 +37,10 @@ def waves(n, seed=0):
 def test_capped_labels_of_one_input_keep_the_ratio_of_their_weights():
     X, Y = waves(9)
     X[1], Y[:2, 0], weight = X[0], torch.tensor([1.0, -1.0]), torch.ones(9, dtype=torch.float64)
-    weight[:2] = torch.tensor([1e6, 1e4])
+    weight[:2] = torch.tensor([1e4, 1e6])
     Y[2:, 0] = torch.tensor([1.0, -1, 1, -1, 1, -1, 1])
     found = capped(Data(X, Y, weight)).weight
-    np.testing.assert_allclose(found, [100.0, 1.0, *[1.0] * 7])
+    np.testing.assert_allclose(found, [1.0, 100.0, *[1.0] * 7])
 
 
 # ---- few observations -------------------------------------------------------------------------
