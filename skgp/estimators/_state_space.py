@@ -10,7 +10,6 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike
 from sklearn.gaussian_process.kernels import Kernel, WhiteKernel
-from sklearn.utils import check_consistent_length
 from sklearn.utils.validation import check_is_fitted
 
 from skgp.blocks import MappedBlocks
@@ -20,9 +19,9 @@ from skgp.estimators._base_regressor import StreamingGPRegressor
 from skgp.estimators._blocks import over_rows
 from skgp.estimators._fitting import Callback, FitSession, within_limits
 from skgp.estimators._kernels import with_noise
-from skgp.estimators._parameters import take_rows, warn_at_bounds
-from skgp.estimators._regression_likelihood import LikelihoodGPRegressor
-from skgp.estimators._state_space_common import StateSpaceMixin
+from skgp.estimators._parameters import warn_at_bounds
+from skgp.estimators._series_inputs import observed_rows
+from skgp.estimators._series_scale import SeriesScale
 from skgp.estimators._state_space_states import Exact
 from skgp.estimators._time import framed
 from skgp.estimators.defaults import NOISE_BOUNDS, SERIES_NOISE
@@ -30,9 +29,10 @@ from skgp.inference.markov.inducing import GaussianSums
 from skgp.inference.markov.states import InducingState
 from skgp.kernels import split_noise
 from skgp.linalg.runtime import to_arrays
+from skgp.optim.stopping import StopRecorder
 
 
-class StateSpaceGPRegressor(StateSpaceMixin, LikelihoodGPRegressor, StreamingGPRegressor):
+class StateSpaceGPRegressor(SeriesScale, StreamingGPRegressor):
     r"""Gaussian process regression of time series and additive models, in O(n).
 
     On one column of X, a Gaussian process whose kernel is the covariance of a linear stochastic
@@ -162,11 +162,6 @@ class StateSpaceGPRegressor(StateSpaceMixin, LikelihoodGPRegressor, StreamingGPR
     True
     """
 
-    _parameter_constraints: dict = {
-        **LikelihoodGPRegressor._parameter_constraints,
-        **StateSpaceMixin._state_space_constraints,
-    }
-
     def __init__(
         self,
         kernel=None,
@@ -178,7 +173,7 @@ class StateSpaceGPRegressor(StateSpaceMixin, LikelihoodGPRegressor, StreamingGPR
         inducing="fixed",
         batch_size=None,
         posterior="auto",
-        likelihood="gaussian",
+        likelihood="auto",
         link="exp",
         degrees_of_freedom="auto",
         optimizer="auto",
@@ -229,6 +224,8 @@ class StateSpaceGPRegressor(StateSpaceMixin, LikelihoodGPRegressor, StreamingGPR
     # ---- training ------------------------------------------------------------------------
 
     def _training_data(self, X, y, sample_weight=None, exposure=None, **how):
+        if how.get("reset", True):
+            self._of_log = self.likelihood == "lognormal"
         X, y, sample_weight, exposure = observed_rows(X, y, sample_weight, exposure)
         return super()._training_data(X, y, sample_weight, exposure, **how)
 
@@ -244,19 +241,26 @@ class StateSpaceGPRegressor(StateSpaceMixin, LikelihoodGPRegressor, StreamingGPR
         given, white = self._split_kernel(self._process_columns(data.X.numpy()))
         offset = self._offset(float(data.weighted_sum(data.y)), data.exposure)
         likelihood = self._make_likelihood(white)
-        with session.stage("solve") as callback:
-            kernel, parameters = self._fit_states(
-                data, given, likelihood, [offset], backend, callback, stream=stream
-            )
+        with session.stage("solve") as report:
+            callback = StopRecorder(report)
+
+            def fit(model: SeriesScale, data: Data) -> tuple[Kernel, torch.Tensor]:
+                place = given, likelihood, [offset], backend, callback
+                return model._fit_states(data, *place, stream=stream)
+
+            kernel, parameters = fit(self, data)
             if blocks is not None:
-                self._sum_over(blocks, float(parameters[0].exp()), callback)
+                self._sum_over(blocks, float(parameters[0].exp()), report)
+            elif self._chooses_scale and not (stream or callback.stopped):
+                found = kernel, parameters
+                kernel, parameters = self._on_better_scale(data, likelihood, found, fit)
         self._describe(kernel, parameters, white)
         if self._learns:
             warn_at_bounds(self.kernel_, self.kernel)
 
     def _takes_blocks(self, n_columns: int) -> bool:
         sums = self.n_inducing is not None and n_columns == 1 and not self.warm_start
-        return sums and self.likelihood == "gaussian"
+        return sums and self.likelihood in ("auto", "gaussian")
 
     def _learn_blocks(self, blocks: MappedBlocks, session: FitSession, backend: Backend) -> None:
         self._table = None  # blocks hold numbers
@@ -347,14 +351,14 @@ class StateSpaceGPRegressor(StateSpaceMixin, LikelihoodGPRegressor, StreamingGPR
         rows = self._inputs(self._validate_prediction(X))
         state = cast(Exact, self._states[0])
         mean, var = self._predictive_moments(*to_arrays(*state.past_moments(rows)))
-        return self._to_y(mean), self.y_scale_ * np.sqrt(var)
+        return self._observed_moments(mean, var)
 
-    predict_interval = framed("lower", "upper")(LikelihoodGPRegressor.predict_interval)
+    predict_interval = framed("lower", "upper")(SeriesScale.predict_interval)
     predict_quantiles = framed(
         "quantile", columns=lambda self, arguments: np.ravel(arguments["quantiles"]).tolist()
-    )(LikelihoodGPRegressor.predict_quantiles)
+    )(SeriesScale.predict_quantiles)
     predict_components = framed("component", columns=lambda self, _: self.component_names_)(
-        StateSpaceMixin.predict_components
+        SeriesScale.predict_components
     )
 
     @property
@@ -372,29 +376,3 @@ class StateSpaceGPRegressor(StateSpaceMixin, LikelihoodGPRegressor, StreamingGPR
         x, seed = self._inputs(X), int(rng.randint(2**31 - 1))
         generator = torch.Generator(x.device).manual_seed(seed)
         return self._states[0].samples(x, n_samples, generator).cpu().numpy()
-
-
-def observed_rows(
-    X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None, exposure: Any = None
-):
-    """Return the observations whose target is not NaN, and all where y is not a vector of numbers.
-
-    ValueError if there is no target but NaN.
-    """
-    try:
-        values = np.asarray(y)
-        missing = np.isnan(values if values.dtype.kind == "c" else values.astype(np.float64))
-    except (TypeError, ValueError):  # labels or worse: validation says what is wrong
-        return X, y, sample_weight, exposure
-    if missing.ndim != 1 or not missing.any():
-        return X, y, sample_weight, exposure
-    if missing.all():
-        raise ValueError(
-            f"y holds no number: all its {len(missing)} targets are missing (NaN). Give at least "
-            "one that was observed."
-        )
-    check_consistent_length(X, y, sample_weight)
-    rows = np.flatnonzero(~missing)
-    columns = (X, y, sample_weight, exposure if np.ndim(exposure) else None)
-    *taken, exposures = (take_rows(column, rows) for column in columns)
-    return *taken, exposure if exposures is None else exposures

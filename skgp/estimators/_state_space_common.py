@@ -259,8 +259,7 @@ class StateSpaceMixin(IndexedOutput, SeriesInputs):
         found: dict[str, Any] = {"n_inducing": self.n_inducing, "learn": self._learns}
         found["learn_inducing"] = self.inducing == "learned"
         # Not of a stream, whose rows may come from before the origin of a trend.
-        default = self.kernel is None and self.n_inducing is None and self.trend is None
-        found["structured"] = default and not stream
+        found["structured"] = self._is_default and not stream
         if self.batch_size is not None:
             found["minibatches"] = self.batch_size, backend.generator()
         return found
