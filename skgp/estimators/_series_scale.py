@@ -34,20 +34,25 @@ class SeriesScale(StateSpaceMixin, LikelihoodGPRegressor):
 
     Parameters
     ----------
-    likelihood : {"auto", "gaussian", "lognormal", "student_t", "poisson"} or instance, \
-            default="auto"
-        Observation noise: "gaussian" is added to f; "lognormal" is Gaussian noise of log y, of
-        positive targets whose changes are proportional to their level; "student_t" for targets with
-        outliers, "poisson" for counts. "auto" is "gaussian", or, where the kernel of a series of
-        positive targets is left to the data, "lognormal" if its evidence is greater by three nats
-        (``likelihood_``). An instance of a class of ``skgp.likelihoods``, or of your own, learns
+    likelihood : str or instance, default="auto"
+        Observation noise: "gaussian"; "lognormal" of positive targets whose trend, seasons and
+        noise grow with their level, log y = f + Gaussian noise; "student_t" of targets with
+        outliers; "poisson" of counts. "auto" is "gaussian", or "lognormal" of a series of 20 to
+        20000 positive targets whose kernel is left to the data, where that is likelier by three
+        nats (`likelihood_`). An instance of a class of ``skgp.likelihoods``, or of your own, learns
         its free parameters; additive noise is relative to the standardised targets, as the kernel
         is.
 
     Attributes
     ----------
     likelihood_ : str or instance
-        What "auto" chose, else `likelihood`.
+        "gaussian" or "lognormal" of "auto", else `likelihood`.
+    noise_variance_ : float
+        In squared units of y, or of log y; none for counts. Of few observations the mean over its
+        posterior.
+    y_mean_, y_scale_ : float
+        Mean and standard deviation of the targets, for Student-t noise of those that are no gross
+        outliers, or of their logarithms.
     """
 
     _parameter_constraints: dict[str, list[Any]] = {

@@ -98,20 +98,16 @@ class StateSpaceGPRegressor(SeriesScale, StreamingGPRegressor):
     kernel_ : Kernel
         With the hyper-parameters learned, noise included. Of several columns a sum of ActiveDims.
     log_marginal_likelihood_value_ : float
-        Of the standardised targets, in nats: exact with Gaussian noise, one column and no inducing
-        states, else a lower bound. ``partial_fit`` of one column leaves it that of the first call.
+        Of the standardised targets, or their logarithms, in nats: exact with Gaussian noise, one
+        column and no inducing states, else a lower bound. ``partial_fit`` of one column leaves it
+        that of the first call.
     {inducing_points_, time_origin_}
     intercept_ : float
-        What `predict_components` leaves of the mean of f, in the units of y.
+        What `predict_components` leaves of the mean of f, in the units of y, or of log y.
     {component_kernels_, covariate_kinds_, component_columns_, component_names_}
-    noise_variance_ : float
-        In squared units of y; none for counts. Of few observations the mean over its posterior.
-    {likelihood_scale_, degrees_of_freedom_}
+    {likelihood_, noise_variance_, likelihood_scale_, degrees_of_freedom_}
     n_iter_ : int
-    {history_, interrupted_, n_features_in_, feature_names_in_}
-    y_mean_, y_scale_ : float
-        Mean and standard deviation of the targets, for Student-t noise of those that are no gross
-        outliers.
+    {history_, interrupted_, n_features_in_, feature_names_in_, y_mean_}
 
     See Also
     --------
@@ -124,6 +120,12 @@ class StateSpaceGPRegressor(SeriesScale, StreamingGPRegressor):
     in the unit of the kernel, or dates (datetime64 of any resolution, time stamps or periods of
     pandas or polars, in a data frame or alone), which become days since `time_origin_`, exactly;
     those with a time zone are instants in UTC, and a period is its first moment.
+
+    Of "lognormal" the latent function, its components, `intercept_` and `noise_variance_` are of
+    log y: the exponential of a component is a factor of y. `predict` is the median, as that of a
+    model of log y in `sklearn.compose.TransformedTargetRegressor`. The mean is
+    ``np.exp(f + (var + model.noise_variance_) / 2)`` of ``f, var = latent_mean_and_variance(X)``:
+    of wide forecasts, far above most of what may come. Later y must be positive.
 
     Covariates take part in the prediction at the values that X has for them, beyond the values seen
     as straight lines; a level that is new has the effect of a level drawn from their distribution.
@@ -218,7 +220,7 @@ class StateSpaceGPRegressor(SeriesScale, StreamingGPRegressor):
 
     @property
     def intercept_(self) -> float:
-        """What the components leave of the mean of f, in the units of y."""
+        """What the components leave of the mean of f, in the units of y, or of log y."""
         return float(self._to_y(self._states[0].offset))
 
     # ---- training ------------------------------------------------------------------------
@@ -311,7 +313,8 @@ class StateSpaceGPRegressor(SeriesScale, StreamingGPRegressor):
         Returns
         -------
         mean : ndarray of shape (n,)
-            With Student-t noise of one degree of freedom or fewer, which has none, the median.
+            With Student-t noise of one degree of freedom or fewer, which has none, the median; of
+            "lognormal" the median, too.
         std : ndarray of shape (n,)
             Only when ``return_std`` is True. Infinite where noise has no variance.
         covariance : ndarray of shape (n, n)

@@ -157,7 +157,8 @@ class StateSpaceMixin(IndexedOutput, SeriesInputs):
         Returns
         -------
         mean : ndarray of shape (n, p), or (n, p, n_classes) beyond two classes
-            In the units of y; of counts and classes on the scale of the link.
+            In the units of y; of counts and classes on the scale of the link; of log-normal y in
+            those of log y, where exponentials are factors.
         std : ndarray of the same shape
             Only when ``return_std`` is True.
         """
