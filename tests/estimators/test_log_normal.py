@@ -188,6 +188,17 @@ def test_a_second_fit_chooses_anew():
     assert model.fit(X, growth(1)).likelihood_ == "lognormal"
 
 
+def test_weights_take_part_in_the_choice():
+    weight = np.linspace(0.5, 2, 72)
+    weight[::10] = 0
+    chosen, asked = (
+        StateSpaceGPRegressor(likelihood=name).fit(X, growth(2), sample_weight=weight)
+        for name in ("auto", "lognormal")
+    )
+    assert chosen.likelihood_ == "lognormal"
+    np.testing.assert_allclose(chosen.predict(AHEAD), asked.predict(AHEAD), rtol=1e-6)
+
+
 def test_units_of_y_have_no_say():
     y = growth(1)
     small, large = (StateSpaceGPRegressor().fit(X, unit * y) for unit in (1e-6, 1e6))
