@@ -51,9 +51,10 @@ factor = np.exp(parts[:, waves].sum(1))
 print("passengers of a month beside the trend:", factor.round(2))
 
 # %%
-# ``predict`` is the median. Totals have means and intervals of draws, which are joint.
+# ``predict`` is the mean of y at the mean of f. Totals have means and intervals of draws, which are
+# joint.
 year = model.sample_y(X[-12:], n_samples=2000, random_state=0).sum(0)
 low, middle, high = np.quantile(year, [0.025, 0.5, 0.975])
 print(f"last year: {year.mean():.0f} on average, 95% between {low:.0f} and {high:.0f}")
-print(f"their median {middle:.0f}, the sum of the medians {model.predict(X[-12:]).sum():.0f}")
+print(f"their median {middle:.0f}, the sum of predictions {model.predict(X[-12:]).sum():.0f}")
 plt.show()

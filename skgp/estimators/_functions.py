@@ -106,6 +106,10 @@ class LatentFunction(LikelihoodPredictive, BaseGP):
         """Return standardised values, of any shape, in the units of y."""
 
     @abstractmethod
+    def _observed_mean(self, mean: np.ndarray) -> np.ndarray:
+        """Return what is predicted of y, in its units, given means of z."""
+
+    @abstractmethod
     def _latent_mean_and_covariance(self, X: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return the posterior mean, (n,) or (n, t), and covariance (n, n) of f."""
 
@@ -171,10 +175,10 @@ class LatentFunction(LikelihoodPredictive, BaseGP):
             )
             d_mean, d_var = by_mean, by_var
         std, scale = self.y_scale_ * np.sqrt(var), with_axes(self.y_scale_, 1)
-        mean, d_mean, d_var = self._to_y(mean), scale * d_mean, scale**2 * d_var
+        centre, d_mean, d_var = self._observed_mean(mean), scale * d_mean, scale**2 * d_var
         if self._of_log:
-            return log_normal_gradients(mean, std**2, d_mean, d_var)
-        return mean, std, d_mean, std_gradient(d_var, std)
+            return log_normal_gradients(centre, self._to_y(mean), std**2, d_mean, d_var)
+        return centre, std, d_mean, std_gradient(d_var, std)
 
 
 def check_gradients_asked(return_std: bool, return_cov: bool, return_std_grad: bool) -> None:

@@ -1,7 +1,9 @@
 r"""Targets y of which a model describes the logarithm: :math:`\log y = f + \varepsilon`, Gaussian.
 
 With mean m and variance v of log y the median of y is :math:`e^m`, its mean :math:`e^{m + v / 2}`,
-and its standard deviation :math:`e^{m + v} \sqrt{1 - e^{-v}}`.
+and its standard deviation :math:`e^{m + v} \sqrt{1 - e^{-v}}`. Far ahead the mean is what the least
+likely growth makes it, and with a variance that is averaged over it is none. What is predicted is
+:math:`E[y \mid f] = e^{f + \sigma^2 / 2}` at the mean of f: the mean where f is known.
 """
 
 from __future__ import annotations
@@ -23,14 +25,17 @@ def log_normal_std(mean: np.ndarray, var: np.ndarray) -> np.ndarray:
 
 
 def log_normal_gradients(
-    mean: np.ndarray, var: np.ndarray, d_mean: np.ndarray, d_var: np.ndarray
+    centre: np.ndarray, mean: np.ndarray, var: np.ndarray, d_mean: np.ndarray, d_var: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Median and standard deviation of y, and their gradients (n, d), given those of log y."""
-    median, std = exponential(mean), log_normal_std(mean, var)
+    """Prediction `centre` and standard deviation of y, and their gradients (n, d).
+
+    Given mean and variance of log y, and their gradients.
+    """
+    std = log_normal_std(mean, var)
     # d log std / dv = 1 + 1 / (2 (e^v - 1))
     rate = np.divide(0.5, np.expm1(np.minimum(var, MAX_EXPONENT)), where=var > 0, out=0 * var)
     d_std = std[..., None] * (d_mean + (1 + rate[..., None]) * d_var)
-    return median, std, median[..., None] * d_mean, d_std
+    return centre, std, centre[..., None] * d_mean, d_std
 
 
 def check_positive_targets(y: np.ndarray, remedy: str) -> None:

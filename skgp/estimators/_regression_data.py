@@ -48,6 +48,7 @@ class RegressionData(LatentFunction):
     normalize_y: bool
     y_mean_: Any
     y_scale_: Any
+    noise_variance_: Any
     #: Places of the targets, of several, that vary: a constant one would halve the variance of two.
     _varying: np.ndarray
 
@@ -214,14 +215,16 @@ class RegressionData(LatentFunction):
         y = self._to_y(z)
         return exponential(y) if self._of_log else y
 
-    def _observed_moments(self, mean: np.ndarray, var: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return mean (of log-normal y the median) and standard deviation of y, given those of z.
+    def _observed_mean(self, mean: np.ndarray) -> np.ndarray:
+        """See `LatentFunction`; of log-normal y its mean given f, at the mean of f."""
+        y = self._to_y(mean)
+        return exponential(y + 0.5 * self.noise_variance_) if self._of_log else y
 
-        `var` is the variance of z.
-        """
+    def _observed_moments(self, mean: np.ndarray, var: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return what is predicted of y, and its standard deviation, given moments of z."""
         std = self.y_scale_ * np.sqrt(var)
         std = log_normal_std(self._to_y(mean), std**2) if self._of_log else std
-        return self._observed(mean), std
+        return self._observed_mean(mean), std
 
     def _observed_covariance(self, mean: np.ndarray, covariance: np.ndarray) -> np.ndarray:
         """Return the covariance of y, (n, n) or (n, n, t), given mean and covariance of z."""

@@ -91,13 +91,13 @@ class RegressionPredictions(RegressorMixin, RegressionData):
             mean, covariance = self._predictive_covariance(
                 *self._latent_mean_and_covariance(X), **offset
             )
-            return self._observed(mean), self._observed_covariance(mean, covariance)
+            return self._observed_mean(mean), self._observed_covariance(mean, covariance)
         if return_mean_grad or return_std_grad:
             found = self._predictive_gradients(X, **offset)
             asked = True, return_std, return_mean_grad, return_std_grad
             return tuple(itertools.compress(found, asked))
         if self._predicts_latent and not return_std:
-            return self._observed(self._by_chunks(self._latent_mean, X))
+            return self._observed_mean(self._by_chunks(self._latent_mean, X))
         mean, var = self._predictive_moments(*self._latent_moments(X), **offset)
         mean, std = self._observed_moments(mean, var)
         return (mean, std) if return_std else mean

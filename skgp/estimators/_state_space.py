@@ -122,10 +122,11 @@ class StateSpaceGPRegressor(SeriesScale, StreamingGPRegressor):
     those with a time zone are instants in UTC, and a period is its first moment.
 
     Of "lognormal" the latent function, its components, `intercept_` and `noise_variance_` are of
-    log y: the exponential of a component is a factor of y. `predict` is the median, as that of a
-    model of log y in `sklearn.compose.TransformedTargetRegressor`. The mean is
-    ``np.exp(f + (var + model.noise_variance_) / 2)`` of ``f, var = latent_mean_and_variance(X)``:
-    of wide forecasts, far above most of what may come. Later y must be positive.
+    log y: the exponential of a component is a factor of y. With ``f, var`` the moments of f
+    (`latent_mean_and_variance`), `predict` is ``np.exp(f + noise_variance_ / 2)``, the mean of y
+    where f is known. The mean over what is not known of f, too, ``np.exp(f + (var +
+    noise_variance_) / 2)``, is far above most of what may come where forecasts are wide; the median
+    is ``np.exp(f)``. Later y must be positive.
 
     Covariates take part in the prediction at the values that X has for them, beyond the values seen
     as straight lines; a level that is new has the effect of a level drawn from their distribution.
@@ -314,7 +315,7 @@ class StateSpaceGPRegressor(SeriesScale, StreamingGPRegressor):
         -------
         mean : ndarray of shape (n,)
             With Student-t noise of one degree of freedom or fewer, which has none, the median; of
-            "lognormal" the median, too.
+            "lognormal" that of y given f, at the mean of f.
         std : ndarray of shape (n,)
             Only when ``return_std`` is True. Infinite where noise has no variance.
         covariance : ndarray of shape (n, n)

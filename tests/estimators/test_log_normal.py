@@ -56,7 +56,8 @@ def test_predictions_are_log_normal(model, law):
     std = np.sqrt(covariance.diagonal())
     dists = [stats.lognorm(s, scale=np.exp(m)) for m, s in zip(mean, std, strict=True)]
     found, spread = model.predict(AHEAD, return_std=True)
-    np.testing.assert_allclose(found, [dist.median() for dist in dists], rtol=1e-8)
+    noise = model.noise_variance_
+    np.testing.assert_allclose(found, np.exp(mean + noise / 2), rtol=1e-8)
     np.testing.assert_allclose(spread, [dist.std() for dist in dists], rtol=1e-8)
     np.testing.assert_allclose(model.predict(AHEAD), found, rtol=1e-12)
     levels = [0.025, 0.3, 0.975]
@@ -112,7 +113,16 @@ def test_draws_have_the_law_of_predictions(model, law):
     np.testing.assert_allclose(np.cov(np.log(draws)), covariance, atol=0.05 * covariance.max())
 
 
-def test_gradients_are_those_of_median_and_std(model):
+def test_predictions_are_means_where_f_is_known():
+    rng = np.random.default_rng(0)
+    y = 5 * np.exp(0.8 * rng.standard_normal(400))
+    kernel = 0.1 * Matern(400.0, "fixed", nu=1.5) + WhiteKernel()
+    model = StateSpaceGPRegressor(kernel, likelihood="lognormal")
+    model.fit(np.arange(400.0)[:, None], y)
+    assert model.predict([[200.0]])[0] == pytest.approx(y.mean(), rel=0.05)
+
+
+def test_gradients_are_those_of_predictions(model):
     points, step = AHEAD + 0.3, 1e-4
     found = model.predict(points, return_std=True, return_mean_grad=True, return_std_grad=True)
     up, down = (model.predict(points + h, return_std=True) for h in (step, -step))
@@ -239,7 +249,8 @@ def test_fits_are_those_of_log_y(series, params):
     options = {"max_iter": 20, "random_state": 0, **params}
     model = StateSpaceGPRegressor(likelihood="lognormal", **options).fit(X, series)
     of_logs = StateSpaceGPRegressor(likelihood="gaussian", **options).fit(X, np.log(series))
-    np.testing.assert_allclose(model.predict(AHEAD), np.exp(of_logs.predict(AHEAD)), rtol=1e-7)
+    expected = np.exp(of_logs.predict(AHEAD) + of_logs.noise_variance_ / 2)
+    np.testing.assert_allclose(model.predict(AHEAD), expected, rtol=1e-7)
     assert model.noise_variance_ == pytest.approx(of_logs.noise_variance_)
 
 
