@@ -59,7 +59,6 @@ class SeriesSearch:
     ends: dict[str, Any]  # when to end: ``tol`` and ``callback`` of `maximise`
     learn_knots: bool = False
     minibatches: tuple[Any, ...] | None = None
-    near: bool = False  # whether starts are where a choice among kernels ended
     objective: SharedEvidence = field(init=False)
     of_terms: list[Component] = field(init=False)  # where they start
 
@@ -77,10 +76,10 @@ class SeriesSearch:
         options["max_iter"] = self.max_iter if moves and not callback.stopped else 0
         if options["max_iter"] and self.minibatches is not None and self.knots is not None:  # 3.4
             return self._by_minibatches(kernel, options)
-        near, found = self.near and self.knots is None and options["max_iter"] > 0, None
-        if near:
+        found = None
+        if likelihood.is_gaussian and self.knots is None and options["max_iter"] > 0:
             ends = {"tol": 1e-7, **self.ends, "max_iter": self.max_iter}
-            found = settle(kernel, self.objective, likelihood, start, **ends)
+            found = settle(Component.of(kernel), self.objective, likelihood, start, **ends)
         if found is None:
             found = maximise([kernel, *self._others], self.objective, likelihood, **options)
         self._others = found.components[1:]
