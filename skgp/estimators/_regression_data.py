@@ -166,7 +166,10 @@ class RegressionData(LatentFunction):
         constant, sample_weight = False, capped_weights(sample_weight)
         if self.normalize_y and self._is_additive:
             mean = np.average(y, axis=0, weights=sample_weight)
-            scale = np.sqrt(np.average((y - mean) ** 2, axis=0, weights=sample_weight))
+            # By a power of two, which rounds nothing: the squares of 1e-200 are 0.
+            unit = np.ldexp(1.0, np.frexp(np.abs(y - mean).max(axis=0))[1])
+            ratio = (y - mean) / unit
+            scale = unit * np.sqrt(np.average(ratio**2, axis=0, weights=sample_weight))
             constant = is_constant(scale, y)
             if self._has_heavy_tails and not constant:
                 weight = None if sample_weight is None else to_tensor(sample_weight)

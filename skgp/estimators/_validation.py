@@ -15,7 +15,7 @@ from sklearn.utils.class_weight import compute_class_weight
 
 from skgp.blocks import is_dask
 from skgp.estimators._time import is_dates, refuse_dates, table_columns
-from skgp.estimators.defaults import JOINT_MATRICES, LARGEST_INPUT, LEAST_BASE_RATE
+from skgp.estimators.defaults import JOINT_MATRICES, LARGEST_INPUT, LARGEST_TARGET, LEAST_BASE_RATE
 from skgp.kernels.scales import capped_weights
 from skgp.learning.calibration import class_codes
 from skgp.linalg.runtime import memory_budget, require_memory
@@ -49,7 +49,7 @@ def validate_training_data(
     estimator takes one alone, such as " with solver='sgd'", or nothing if everywhere.
 
     ValueError as it raises, with a remedy where y holds several targets; where the targets of a
-    regression are dates; and for an input too large to be squared, naming value, row and column.
+    regression are dates; and for an input or target too large to be squared, naming value and row.
     """
     numeric, name = bool(params.get("y_numeric")), type(estimator).__name__
     if numeric:
@@ -67,6 +67,8 @@ def validate_training_data(
             f"fits one model each{shared}."
         ) from error
     targets = targets[:, 0] if targets.ndim == 2 and targets.shape[1] == 1 else targets
+    if numeric:
+        _refuse_large_targets(targets)
     return _refuse_large(inputs, getattr(estimator, "dtype", "float64")), targets
 
 
@@ -276,6 +278,16 @@ def _refuse_large(X: np.ndarray, dtype: str) -> np.ndarray:
             "other units."
         )
     return X
+
+
+def _refuse_large_targets(y: np.ndarray) -> None:
+    largest = max(y.max(), -y.min())
+    if largest > LARGEST_TARGET:
+        row = np.unravel_index(np.abs(y).argmax(), y.shape)[0]
+        raise ValueError(
+            f"y must lie between -{LARGEST_TARGET:g} and {LARGEST_TARGET:g}, whose squares are "
+            f"finite; got {largest:g} in row {row}. Drop the row, or give y other units."
+        )
 
 
 def natural_dtype(y: np.ndarray) -> np.ndarray:
