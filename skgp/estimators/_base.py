@@ -4,8 +4,6 @@ Regressors build on `BaseGP` in `skgp.estimators._base_regressor`, classifiers i
 `skgp.estimators._base_classifier`; the hooks that a concrete estimator provides are listed there.
 """
 
-from __future__ import annotations
-
 import math
 import warnings
 from abc import ABCMeta, abstractmethod
@@ -26,9 +24,9 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from skgp.blocks import MappedBlocks
 from skgp.data import Data, distinct_observations
 from skgp.estimators._compat import CallbackSupportMixin, check_sample_weight
-from skgp.estimators._documentation import DescribedEstimator
 from skgp.estimators._fitting import FitSession, asked_model, shape_of
 from skgp.estimators._parameters import (
+    DescribedEstimator,
     Interval,
     Option,
     StrOptions,

@@ -40,11 +40,7 @@ import torch
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.gaussian_process.kernels import Kernel
 
-from skgp.estimators._parameters import (
-    is_one_of_many_fits,
-    validated_context,
-    warn_of_idle_options,
-)
+from skgp.estimators._parameters import is_one_of_many_fits, validated_context, warn_of_idle_options
 from skgp.estimators.defaults import FEW_PREDICTED, LEAST_GPU_ROWS, MANY_ROWS, SECONDS_A_LINE
 from skgp.linalg import warn_caller
 from skgp.linalg.runtime import memory_limit

@@ -1,7 +1,5 @@
 """The base of regressors whose likelihood is a parameter: Gaussian, Student-t, Poisson, own."""
 
-from __future__ import annotations
-
 import math
 from abc import abstractmethod
 from numbers import Real

@@ -15,9 +15,14 @@ from skgp.data import Data
 from skgp.estimators._base import Backend, arrays
 from skgp.estimators._fitting import FitSession
 from skgp.estimators._parameters import Auto, Interval, Option, StrOptions, options
-from skgp.estimators._projection import ProjectionMixin, as_seen
-from skgp.estimators._reduction import INITIALISERS, inducing_points, warn_of_few_rows
-from skgp.estimators._vecchia_common import VecchiaMixin
+from skgp.estimators._reduction import (
+    INITIALISERS,
+    ProjectionMixin,
+    as_seen,
+    inducing_points,
+    warn_of_few_rows,
+)
+from skgp.estimators._vecchia import VecchiaMixin
 from skgp.estimators.defaults import (
     POLISHED_SHARE,
     SWSGP_BLOCKS_INDUCING,

@@ -43,12 +43,7 @@ from skgp.kernels.expression import Binder, Node, built_in, theta_places
 from skgp.kernels.gram import covariance, evaluate_tile, variance
 from skgp.kernels.operators import RowOperator
 from skgp.linalg.cholesky import cho_solve, jittered_cholesky, tri_solve
-from skgp.linalg.runtime import (
-    Callback,
-    memory_budget,
-    require_memory,
-    tile_rows,
-)
+from skgp.linalg.runtime import Callback, memory_budget, require_memory, tile_rows
 
 
 class MixtureState(GPMixture):

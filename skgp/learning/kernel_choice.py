@@ -53,16 +53,7 @@ from skgp.data import Data, random_rows
 from skgp.kernels.expression import split_noise
 from skgp.kernels.hyperparameters import with_theta
 from skgp.kernels.scales import amplitude_range, scale_amplitude
-from skgp.learning.defaults import (
-    AUTOCORRELATED,
-    EVALUATIONS_SAVED,
-    EVIDENCE_TOL,
-    LONG,
-    MOST_GROUPED,
-    OSCILLATION_FACTORS,
-    SHORT,
-    SMOOTHER_FACTORS,
-)
+from skgp.learning import defaults
 from skgp.learning.kernel_family import (
     ChoiceSettings,
     Family,
@@ -77,7 +68,9 @@ from skgp.linalg import NotPositiveDefiniteError
 from skgp.linalg.runtime import Callback
 from skgp.optim.bfgs import minimize_by_curvature, minimize_within
 
-_WITHOUT_PRIORS = ChoiceSettings(ratio_scale=math.inf, noise_scale=math.inf, tol=EVIDENCE_TOL)
+_WITHOUT_PRIORS = ChoiceSettings(
+    ratio_scale=math.inf, noise_scale=math.inf, tol=defaults.EVIDENCE_TOL
+)
 
 
 @dataclass(frozen=True)
@@ -224,7 +217,7 @@ class _Search:
         if groups is None:
             groups = np.arange(len(few.theta))
         dear = (len(data) / len(few.family.data)) ** 2  # an evaluation of all, in those of few
-        if not self.stopped and groups.max(initial=-1) < EVALUATIONS_SAVED * dear:
+        if not self.stopped and groups.max(initial=-1) < defaults.EVALUATIONS_SAVED * dear:
             try:
                 inverse = inverse_hessian(few.family, few.theta, groups)
             except NotPositiveDefiniteError:  # beside a bound: the search goes without
@@ -271,7 +264,7 @@ class _Search:
                 # Its own optimum of shared scales has their noise, from which no search returns.
                 alike = len(fit.theta) == len(separate[0].theta)
                 begin = separate[0].theta if alike else fit.theta
-                begin = _likeliest(fit.family, begin, fit.family.scales, SMOOTHER_FACTORS)
+                begin = _likeliest(fit.family, begin, fit.family.scales, defaults.SMOOTHER_FACTORS)
                 separate.append(self.run(fit.family, begin, max_iter=self.settings.few_iter))
         separate.sort(key=lambda fit: fit.loss)
         return [*found, separate[0]], separate[1:]
@@ -302,9 +295,9 @@ class _Search:
         residual, found = family.at(theta)[2].residual, []
         for place, column in zip(family.scales, X.T, strict=True):
             along = residual[np.argsort(column, kind="stable")]  # (n,) or (n, t)
-            least = AUTOCORRELATED * along.size**-0.5  # autocorrelation of lag one
+            least = defaults.AUTOCORRELATED * along.size**-0.5  # autocorrelation of lag one
             if np.vdot(along[1:], along[:-1]) > least * np.vdot(along, along):
-                found.append(_likeliest(family, theta, [place], OSCILLATION_FACTORS))
+                found.append(_likeliest(family, theta, [place], defaults.OSCILLATION_FACTORS))
         return found
 
     def _grouped(self, family: Family) -> list[Choice]:
@@ -315,10 +308,10 @@ class _Search:
         asked[family.noise_place] = math.log(3 * family.settings.noise * family.variance)
         order = scales[np.argsort(-family(asked)[1][scales])]
         found, k = [], 1
-        while k <= min(len(scales) // 2, MOST_GROUPED):
+        while k <= min(len(scales) // 2, defaults.MOST_GROUPED):
             theta = start.copy()
-            theta[scales] += LONG
-            theta[order[:k]] = start[order[:k]] + 0.5 * math.log(k / len(scales)) + SHORT
+            theta[scales] += defaults.LONG
+            theta[order[:k]] = start[order[:k]] + 0.5 * math.log(k / len(scales)) + defaults.SHORT
             groups = family.grouped(order[:k])
             found.append(
                 self.run(family, theta, groups, max_iter=self.settings.few_iter, patience=10.0)

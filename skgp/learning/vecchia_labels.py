@@ -18,8 +18,6 @@ where each moves by it the mean log-loss of 10000 rows of kin40k above the media
 .223.
 """
 
-from __future__ import annotations
-
 import math
 import warnings
 from dataclasses import dataclass, replace
@@ -32,24 +30,13 @@ from torch import Tensor
 from skgp.data import Data
 from skgp.inference.defaults import LEAST_DRAWS
 from skgp.inference.neighbors.search import NeighborSearch
+from skgp.learning import defaults
 from skgp.learning.calibration import choose_moderation
 from skgp.learning.classification_hyperparameters import (
     ClassificationSettings,
     directions,
     fit_classification_hyperparameters,
     stratified_order,
-)
-from skgp.learning.defaults import (
-    LABEL_SHARE,
-    VECCHIA_FEATURES,
-    VECCHIA_HELD_LABELS,
-    VECCHIA_LABEL_INDUCING,
-    VECCHIA_LABEL_MOVES,
-    VECCHIA_LABEL_PRODUCTS,
-    VECCHIA_LABEL_STEPS,
-    VECCHIA_NEAR_LABELS,
-    VECCHIA_TRIAL_ROWS,
-    VECCHIA_TRIAL_TOL,
 )
 from skgp.learning.label_scales import moved
 from skgp.learning.local.defaults import COMPARED_NEIGHBORS
@@ -124,9 +111,9 @@ def inducing_by_default(settings: VecchiaSettings, n: int, c: int) -> int:
     """Inducing points, of n observations and c columns, where nothing decides on them."""
     if settings.n_inducing is not None:
         return settings.n_inducing
-    quick = math.isqrt(VECCHIA_LABEL_PRODUCTS // (n * c))
-    most = min(max(settings.most_inducing, quick), VECCHIA_LABEL_INDUCING)
-    return min(most, n, VECCHIA_FEATURES // n)
+    quick = math.isqrt(defaults.VECCHIA_LABEL_PRODUCTS // (n * c))
+    most = min(max(settings.most_inducing, quick), defaults.VECCHIA_LABEL_INDUCING)
+    return min(most, n, defaults.VECCHIA_FEATURES // n)
 
 
 @dataclass(frozen=True)
@@ -158,7 +145,7 @@ class _HeldOut:
         self.settings, self.model = settings, model
         self.callback, self._tell = callback, told(history, callback)
         target, classes = stratum(data.y)
-        n_out = min(VECCHIA_HELD_LABELS, len(data) // 5)
+        n_out = min(defaults.VECCHIA_HELD_LABELS, len(data) // 5)
         out = held_out_rows(target, n_out, model[2], classes=classes)
         self._held = held = torch.from_numpy(out).to(data.X.device)
         self.rows, self.rest = data.take(held), data.take(~held)
@@ -171,8 +158,8 @@ class _HeldOut:
         for kernel in kernels[1:]:
             others = [self._problem(kernel, m) for m in sizes if m <= found.n_inducing]
             found = self._chosen([found, *map(self._trial, others)])
-        for move in VECCHIA_LABEL_MOVES:
-            steps = [(i * move[0], i * move[1]) for i in range(1, VECCHIA_LABEL_STEPS + 1)]
+        for move in defaults.VECCHIA_LABEL_MOVES:
+            steps = [(i * move[0], i * move[1]) for i in range(1, defaults.VECCHIA_LABEL_STEPS + 1)]
             start = found
             trials = while_falling(start, steps, partial(self._moved, start), _loss)
             if (found := self._chosen(trials)) is not start:
@@ -190,13 +177,13 @@ class _HeldOut:
 
     def _chosen(self, trials: list[_Trial]) -> _Trial:
         losses, weight = [trial.losses for trial in trials], self.rows.weight
-        return trials[choose(losses, weight=weight, least_share=LABEL_SHARE)]
+        return trials[choose(losses, weight=weight, least_share=defaults.LABEL_SHARE)]
 
     def _problem(self, kernel, n_inducing: int) -> LatentEvidence:
         """That of the other observations, or of those of many that are near held-out ones."""
         rest, (likelihood, offset, generator) = self.rest, self.model
-        if len(rest) > VECCHIA_TRIAL_ROWS:
-            near = NeighborSearch(kernel, rest.X).query(self.rows.X, VECCHIA_NEAR_LABELS)
+        if len(rest) > defaults.VECCHIA_TRIAL_ROWS:
+            near = NeighborSearch(kernel, rest.X).query(self.rows.X, defaults.VECCHIA_NEAR_LABELS)
             rest = rest.take(near.unique())
         Z = choose_inducing(kernel, rest.X, n_inducing, generator)
         index = neighbors_of(kernel, rest.X, self.settings.n_neighbors, Z)
@@ -215,7 +202,7 @@ class _HeldOut:
         likelihood, rows, H = self.model[0], self.rows, self.settings.n_neighbors
         with warnings.catch_warnings():  # a search may pass through hyper-parameters of no use
             warnings.simplefilter("ignore", NumericalWarning)
-            mode = problem.mode(problem.conditionals(kernel.theta), tol=VECCHIA_TRIAL_TOL)
+            mode = problem.mode(problem.conditionals(kernel.theta), tol=defaults.VECCHIA_TRIAL_TOL)
             posterior = problem.posterior(
                 mode, kernel, max(1, H), self._seed, most_draws=LEAST_DRAWS
             )

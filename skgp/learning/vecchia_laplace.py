@@ -29,16 +29,7 @@ from skgp.inference.vecchia.laplace import EvidenceTerms, LatentMode, evidence, 
 from skgp.inference.vecchia.latent_posterior import LatentPosterior
 from skgp.inference.vecchia.root import VecchiaRoot
 from skgp.kernels.expression import split_noise
-from skgp.learning.defaults import (
-    VECCHIA_FAMILY_ITER,
-    VECCHIA_FAMILY_TOL,
-    VECCHIA_INDUCING,
-    VECCHIA_MOVED,
-    VECCHIA_PROBED,
-    VECCHIA_PROBES,
-    VECCHIA_START_ROWS,
-    VECCHIA_TRIALS,
-)
+from skgp.learning import defaults
 from skgp.learning.local.hyperparameters import search_hyperparameters
 from skgp.learning.search import HyperparameterFit, SearchSettings
 from skgp.learning.vecchia import VecchiaSettings, choose_inducing, neighbors_of
@@ -51,38 +42,19 @@ from skgp.optim.stopping import StopRecorder
 class LatentEvidence:
     """Minus Laplace's log evidence an observation, in nats, at many theta.
 
-    Parameters
-    ----------
-    kernel : sklearn kernel expression without noise
-    data : Data
-        Ordered observations; y of shape (n, c).
-    index : Tensor of int64, shape (n, H)
-        Neighbours; the own index in places left.
-    Z : Tensor of shape (m, d)
-        Inducing points.
-    likelihood : Likelihood
-    offset : Tensor of shape (c,)
-        Prior means.
-    generator : torch.Generator
-        Of the probes.
-    start : Tensor of shape (n, c), optional
-        f near the first mode.
-
-    Notes
-    -----
     ``O(n H^2 (H + d + m) + k c n H)`` an evaluation with k probes and iterations.
     """
 
     def __init__(
         self,
-        kernel,
-        data: Data,
-        index: Tensor,
-        Z: Tensor,
+        kernel,  # without noise
+        data: Data,  # in their order; y (n, c)
+        index: Tensor,  # (n, H), neighbours; the own index in places left
+        Z: Tensor,  # (m, d), inducing points
         likelihood: Any,
-        offset: Tensor,
-        generator: torch.Generator,
-        start: Tensor | None = None,
+        offset: Tensor,  # (c,), prior means
+        generator: torch.Generator,  # of the probes
+        start: Tensor | None = None,  # (n, c), f near the first mode
     ) -> None:
         own = torch.arange(len(data), device=index.device)[:, None]
         self.kernel, self.data, self.group = kernel, data, torch.cat([index, own], 1)
@@ -95,7 +67,7 @@ class LatentEvidence:
 
         Of the inducing points, which leave less and less variance, the first `VECCHIA_INDUCING`.
         """
-        data, Z = self.data.take(rows), self.Z[:VECCHIA_INDUCING]
+        data, Z = self.data.take(rows), self.Z[: defaults.VECCHIA_INDUCING]
         index = neighbors_of(kernel, data.X, self.group.shape[1] - 1, Z)
         model = self._likelihood, self.offset, self._generator
         start = None if self.start is None else self.start[rows]
@@ -142,7 +114,9 @@ class LatentEvidence:
         """The same at every theta."""
         if not self._probes:
             n, c = self.data.y.shape  # many observations have many terms each
-            n_probes = math.ceil(VECCHIA_PROBES / c * min(1.0, VECCHIA_PROBED / n))
+            n_probes = math.ceil(
+                defaults.VECCHIA_PROBES / c * min(1.0, defaults.VECCHIA_PROBED / n)
+            )
             self._probes = probes(root, n_probes, self._generator)
         return self._probes  # type: ignore[return-value]
 
@@ -151,14 +125,10 @@ class LatentEvidence:
         mode: LatentMode,
         kernel,
         n_neighbors: int,
-        seed: int | None = None,
+        seed: int | None = None,  # of the draws; that of the generator by default
         most_draws: int = LATENT_DRAWS,
     ) -> LatentPosterior:
-        """Predictions from `n_neighbors` of the points, given their mode under this kernel.
-
-        The seed of their draws, of which there are `most_draws` at most, is the generator's, by
-        default.
-        """
+        """Predictions from `n_neighbors` of the points, given their mode under this kernel."""
         if seed is None:
             seed = int(torch.randint(2**31, (), generator=self._generator))
         data, Z = self.data, self.Z
@@ -243,13 +213,13 @@ def fit_latent_numbers(
     if len(kernels) > 1:
         others = [split_noise(other)[0] for other in kernels]
         begun = [other.clone_with_theta(kernel.theta) for other in others]
-        few = data.some(VECCHIA_START_ROWS, generator)
+        few = data.some(defaults.VECCHIA_START_ROWS, generator)
         brief = replace(
             settings,
             n_inducing=0,
             n_stages=1,
-            max_iter=VECCHIA_FAMILY_ITER,
-            tol=max(settings.tol, VECCHIA_FAMILY_TOL),
+            max_iter=defaults.VECCHIA_FAMILY_ITER,
+            tol=max(settings.tol, defaults.VECCHIA_FAMILY_TOL),
         )
         trials = [staged(each, parameters, few, model, brief, tell) for each in begun]
         kernel, parameters, _ = min(trials, key=lambda trial: trial[2])
@@ -303,7 +273,7 @@ def staged(
         index = neighbors_of(kernel, data.X, settings.n_neighbors, Z)
         objective = LatentEvidence(kernel, data, index, Z, *model)
         place, loss = _climbed(place, limits, objective, moves, settings, heard)
-        if stopped or np.abs(place - before).max(initial=0.0) < VECCHIA_MOVED:
+        if stopped or np.abs(place - before).max(initial=0.0) < defaults.VECCHIA_MOVED:
             break
     theta, rest = np.split(place, [kernel.n_dims])
     return kernel.clone_with_theta(theta), parameters.new_tensor(rest), loss
@@ -332,7 +302,7 @@ def _climbed(
         nonlocal least, idle
         idle = 0 if value < least - settings.tol * max(1.0, abs(value)) else idle + 1
         least = min(least, value)
-        return tell(value) or idle == VECCHIA_TRIALS
+        return tell(value) or idle == defaults.VECCHIA_TRIALS
 
     z, _ = minimize_within(
         loss,

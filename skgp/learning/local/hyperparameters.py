@@ -8,7 +8,7 @@ are first put on a scale where Gaussian noise is about right:
 additive noise     the targets that are no gross outliers
                    (:mod:`skgp.learning.hyperparameters`)
 counts, others     numbers that stand for f, of known precisions up to a factor
-                   (:mod:`skgp.learning.latent_numbers`)
+                   (:mod:`skgp.learning.latent_starts`)
 =================  ========================================================================
 
 Small counts and those of unlike exposures resemble no such numbers: the greatest evidence of some
@@ -20,7 +20,7 @@ Without Gaussian noise the amplitude is chosen once more, by rows held out
 
 *Label kriging*, by which kernels are compared: labels as numbers. Few numbers are learned beside
 the kernel, and confidence is earned on labels that were not seen: t, a, b and d of the link
-(:mod:`skgp.inference.neighbors.kriging`) maximise the likelihood of labels left out one by one.
+(:mod:`skgp.inference.neighbors.posterior`) maximise the likelihood of labels left out one by one.
 Copies of a row predict each other, which lets the link trust neighbours too much.
 
 *A kernel for labels from all of them, where some rows did not show their detail.* The evidence of a
@@ -33,8 +33,6 @@ numbers, the same search ended at worse kernels after three times as many steps 
 delayed or not: 0.41 to 0.54 nats a label left out, and not 0.36).
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, replace
 from functools import partial
@@ -45,29 +43,15 @@ import torch
 from torch import Tensor
 
 from skgp.data import Data, random_rows
-from skgp.inference.neighbors.kriging import KrigingModel, LabelLink, is_shared, merge_rows
+from skgp.inference.neighbors.posterior import KrigingModel, LabelLink, is_shared, merge_rows
 from skgp.inference.weights.posterior import standard_normal
 from skgp.kernels.expression import WhiteKernel, split_noise
 from skgp.kernels.gram import gram_diag
 from skgp.kernels.scales import scale_within, with_variance
 from skgp.learning.defaults import LABEL_NOISE_BOUNDS
 from skgp.learning.hyperparameters import robust_hyperparameters
-from skgp.learning.latent_numbers import search_by_numbers
-from skgp.learning.local.defaults import (
-    COMPARED_NEIGHBORS,
-    FAMILY_STRIDE,
-    JITTER_NOISE,
-    KRIGED_ERRORS,
-    KRIGED_LABEL_NOISE,
-    LINK_PRIOR_STD,
-    LONG_SEARCH,
-    NOISE_RATIOS,
-    NOISE_ROWS,
-    NOISE_START,
-    SEARCH,
-    SEARCHED_ROWS,
-    SHORT_SEARCH,
-)
+from skgp.learning.latent_starts import search_by_numbers
+from skgp.learning.local import defaults
 from skgp.learning.search import (
     HyperparameterFit,
     SearchSettings,
@@ -95,9 +79,9 @@ def search_hyperparameters(
     `jitter` is that of the model that they are for: under LOCAL_JITTER a smooth function without
     noise has a far smaller amplitude than without, whose f given u errs by 1e-2 of it.
     """
-    settings = SearchSettings(**SEARCH, jitter=jitter)
+    settings = SearchSettings(**defaults.SEARCH, jitter=jitter)
     if len(data) > settings.exact_rows:
-        kernels = kernels[::FAMILY_STRIDE]
+        kernels = kernels[:: defaults.FAMILY_STRIDE]
     if likelihood.is_additive and not likelihood.is_gaussian:
         return robust_hyperparameters(
             kernels, data, generator=generator, settings=settings, callback=callback
@@ -116,7 +100,7 @@ def _beside_jitter(kernel, data: Data, jitter: float):
     signal, white = split_noise(kernel)
     if white is None or white.hyperparameter_noise_level.fixed:
         return kernel
-    least = JITTER_NOISE * jitter * float(gram_diag(signal, data.X).mean())
+    least = defaults.JITTER_NOISE * jitter * float(gram_diag(signal, data.X).mean())
     least = min(least, white.noise_level_bounds[1])
     if white.noise_level >= least:
         return kernel
@@ -147,16 +131,16 @@ def label_losses(
     for all kernels, each times its weight over their mean.
     """
     model = _labelled(kernel, X, labels, **options)
-    left_out = _draw(model, generator, NOISE_ROWS)
-    place = NOISE_RATIOS.index(NOISE_START)
+    left_out = _draw(model, generator, defaults.NOISE_ROWS)
+    place = defaults.NOISE_RATIOS.index(defaults.NOISE_START)
     variance = float(gram_diag(model.kernel, model.X).mean())
 
     def losses(ratio: float, _: Any = None) -> tuple[float, Tensor]:
         return ratio, fit_link(replace(model, noise=variance * ratio), left_out)[1]
 
     # From the middle of the grid downhill, to less noise and to more; more noise is simpler.
-    fits = [losses(NOISE_START)]
-    for ratios in (NOISE_RATIOS[:place][::-1], NOISE_RATIOS[place + 1 :]):
+    fits = [losses(defaults.NOISE_START)]
+    for ratios in (defaults.NOISE_RATIOS[:place][::-1], defaults.NOISE_RATIOS[place + 1 :]):
         fits += while_falling(fits[0], ratios, losses, lambda fit: float(fit[1].mean()))[1:]
     found = [each for _, each in sorted(fits, key=lambda fit: fit[0], reverse=True)]
     return found[choose(found)]
@@ -234,7 +218,9 @@ def fit_link(model: KrigingModel, labels: _LeftOut) -> tuple[LabelLink, Tensor]:
         return -log_p * weight / weight.mean()
 
     def objective(parts: dict[str, Tensor]) -> Tensor:
-        prior = sum(((parts[name] - start[name]) / LINK_PRIOR_STD).square().sum() for name in start)
+        prior = sum(
+            ((parts[name] - start[name]) / defaults.LINK_PRIOR_STD).square().sum() for name in start
+        )
         return 0.5 * prior / weight.sum() + losses(parts).mean()
 
     found = minimize_lbfgs(objective, start, max_iter=200, tol=1e-10).parameters
@@ -252,7 +238,7 @@ def _each_label(model: KrigingModel) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _start(model: KrigingModel, frequency: Tensor) -> dict[str, Tensor]:
-    """t and the logs of a, b and d as the simple cases of the module's docstring have them."""
+    """t and the logs of a, b and d as the simple cases of `LabelLink` have them."""
     intercept = frequency.log()
     if len(frequency) == 2:
         intercept = torch.special.ndtri(frequency[1:])
@@ -279,7 +265,7 @@ def search_label_kernel(
     that of a label at f = 0, of a probit link by default.
     """
     starts = _starts(found.kernel, [kernel for kernel in kernels if kernel.n_dims])
-    if len(data) <= SEARCHED_ROWS or not starts:
+    if len(data) <= defaults.SEARCHED_ROWS or not starts:
         return found
     recorder = StopRecorder(callback)
     # Inducing points know of more rows than as many rows would, and of less than all rows do.
@@ -291,16 +277,18 @@ def search_label_kernel(
         if not recorder.stopped:
             best = min(
                 best,
-                search.moved(_of_numbers(kernel, data.X), SearchSettings(**SHORT_SEARCH)),
+                search.moved(_of_numbers(kernel, data.X), SearchSettings(**defaults.SHORT_SEARCH)),
                 key=lambda trial: trial.loss,
             )
     if best is not first and not recorder.stopped:
         best = min(
             best,
-            search.moved(best.start, SearchSettings(**LONG_SEARCH)),
+            search.moved(best.start, SearchSettings(**defaults.LONG_SEARCH)),
             key=lambda trial: trial.loss,
         )
-    return best.fit if improves(best.losses, first.losses, n_errors=KRIGED_ERRORS) else found
+    return (
+        best.fit if improves(best.losses, first.losses, n_errors=defaults.KRIGED_ERRORS) else found
+    )
 
 
 @dataclass(frozen=True)
@@ -332,7 +320,7 @@ class _Search:
             "X": data.X,
             "labels": label_codes(data.y),
             "n_classes": max(2, data.y.shape[1]),
-            "n_neighbors": min(n_neighbors, COMPARED_NEIGHBORS),
+            "n_neighbors": min(n_neighbors, defaults.COMPARED_NEIGHBORS),
             "weight": data.weight,
         }
 
@@ -374,7 +362,7 @@ def _free(kernel) -> list[tuple[str, int]]:
 
 def _of_numbers(kernel, X: Tensor):
     """A kernel of a latent function, scaled to that of standardised labels, with noise."""
-    return with_variance(kernel, X) + WhiteKernel(KRIGED_LABEL_NOISE, LABEL_NOISE_BOUNDS)
+    return with_variance(kernel, X) + WhiteKernel(defaults.KRIGED_LABEL_NOISE, LABEL_NOISE_BOUNDS)
 
 
 def _of_latent(kernel, variance: float):

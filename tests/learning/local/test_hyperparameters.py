@@ -8,7 +8,7 @@ import torch
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel, Matern, WhiteKernel
 
 from skgp.data import Data, distinct_observations, merge_replicates
-from skgp.inference.neighbors.kriging import KrigingModel, LabelLink
+from skgp.inference.neighbors.posterior import KrigingModel, LabelLink
 from skgp.learning.local import hyperparameters as module
 from skgp.learning.local.hyperparameters import (
     fit_link,
