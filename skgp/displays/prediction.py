@@ -362,7 +362,10 @@ def expected_calibration_error(
         raise ValueError(
             f"prob must lie in [0, 1]; got values from {p.min():.3g} to {p.max():.3g}."
         )
-    hit, confidence = _hits(y, p, _column_labels(y, p, labels))
+    known = _column_labels(y, p, labels)
+    hit, confidence = y == known[1 if p.ndim == 1 else p.argmax(axis=1)], p
+    if p.ndim > 1:
+        confidence = p.max(axis=1)
     # Intervals closed on the right, as those of sklearn.calibration.calibration_curve.
     bins = np.searchsorted(np.linspace(0, 1, n_bins + 1)[1:-1], confidence)
     excess = np.bincount(bins, weights=hit - confidence, minlength=n_bins)
@@ -383,10 +386,3 @@ def _column_labels(y: np.ndarray, p: np.ndarray, labels: ArrayLike | None) -> np
     if unknown.size:
         raise ValueError(f"y_true holds {unknown.tolist()}, not among labels={known.tolist()}.")
     return known
-
-
-def _hits(y: np.ndarray, p: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return whether each prediction came true and its probability, shapes (n,)."""
-    if p.ndim == 1:
-        return y == labels[1], p
-    return y == labels[p.argmax(axis=1)], p.max(axis=1)

@@ -337,7 +337,9 @@ def compare_routes(p: Problem, weights: Plan, fit_weights: Callable[[Problem, Pl
         m = min(m, max(2, len(few.data) // 4 * 2))
         trial = fit_weights(few, replace(weights, n_basis=m, covariance="full"))
         trials.append(score(trial.posterior, trial.noise))
-    many = _extrapolated(trials, math.log2(weights.size / defaults.TRIAL_FEATURES[-1]))
+    # Each doubling of m gains half of what the one before did.
+    doublings = math.log2(weights.size / defaults.TRIAL_FEATURES[-1])
+    many = trials[-1] + max(trials[-1] - trials[-2], 0.0) * (1 - 0.5**doublings)
     wide = local_posterior(kernel, rest, noise, defaults.EXACT_NEIGHBORS)
     gain = score(wide, noise, defaults.EXACT_SCORED) - score(near, noise, defaults.EXACT_SCORED)
     flops = defaults.CG_ITERATIONS * float(n) ** 2 * defaults.ENTRY_FLOPS
@@ -373,12 +375,6 @@ def hold_out(kernel, X: Tensor, generator: torch.Generator) -> tuple[Tensor, Ten
     kept = ~inside
     kept[random] = False
     return kept.nonzero()[:, 0], random, disc
-
-
-def _extrapolated(scores: list[float], doublings: float) -> float:
-    """Score after more doublings of m, each of which gains half of what the one before did."""
-    gain = max(scores[-1] - scores[-2], 0.0)
-    return scores[-1] + gain * (1 - 0.5**doublings)
 
 
 def _log_density(posterior, noise: float, data: Data) -> float:

@@ -56,7 +56,7 @@ from skgp.learning.starts import starts, with_noises
 from skgp.linalg import NotPositiveDefiniteError
 from skgp.linalg.runtime import Callback
 from skgp.optim.bfgs import minimize_within
-from skgp.optim.stopping import StopRecorder
+from skgp.optim.stopping import LossRecorder
 
 
 @dataclass(frozen=True)
@@ -272,7 +272,9 @@ def fit_joint_likelihood(
         best = search.climb(best.kernel, settings)
         if search.recorder.stopped or np.abs(best.kernel.theta - before).max() < VECCHIA_MOVED:
             break
-    return HyperparameterFit(best.kernel, method="joint likelihood", history=search.history)
+    return HyperparameterFit(
+        best.kernel, method="joint likelihood", history=search.recorder.history
+    )
 
 
 @dataclass(frozen=True)
@@ -284,11 +286,11 @@ class _Trial:
 
 
 class _Search:
-    """Climbs that share data, random numbers, a callback and a history."""
+    """Climbs that share data, random numbers and a recorder."""
 
     def __init__(self, data: Data, settings: VecchiaSettings, generator, callback) -> None:
         self.data, self.settings, self.generator = data, settings, generator
-        self.recorder, self.history = StopRecorder(callback), list[float]()
+        self.recorder = LossRecorder(callback)
         order = torch.randperm(len(data), generator=generator, device=generator.device)
         self._order = order.to(data.X.device)
 
@@ -318,7 +320,7 @@ class _Search:
             kernel.bounds,
             max_iter=settings.max_iter,
             tol=settings.tol,
-            tell=self._tell,
+            tell=self.recorder.tell,
         )
         return _Trial(kernel.clone_with_theta(theta), loss)
 
@@ -335,10 +337,6 @@ class _Search:
         """With neighbours and inducing points as this kernel sees them; of the same rows always."""
         rows = self._order[: settings.n_rows].sort().values
         return evidence_of(kernel, self.data, rows, settings, self.generator)
-
-    def _tell(self, loss: float) -> bool:
-        self.history.append(-float(loss))
-        return bool(self.recorder(len(self.history), {"loss": float(loss)}))
 
 
 def _value(function: Callable[[np.ndarray], float], theta: np.ndarray) -> float:

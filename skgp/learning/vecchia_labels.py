@@ -44,10 +44,10 @@ from skgp.learning.local.hyperparameters import search_label_kernel
 from skgp.learning.search import HyperparameterFit, SearchSettings
 from skgp.learning.selection import choose, held_out_rows, stratum, while_falling
 from skgp.learning.vecchia import VecchiaSettings, choose_inducing, neighbors_of
-from skgp.learning.vecchia_laplace import LatentEvidence, staged, told
+from skgp.learning.vecchia_laplace import LatentEvidence, staged
 from skgp.linalg import NumericalWarning
 from skgp.linalg.runtime import Callback
-from skgp.optim.stopping import StopRecorder
+from skgp.optim.stopping import LossRecorder
 
 
 def fit_labels(
@@ -69,7 +69,7 @@ def fit_labels(
     Where the dense approximation decides alone, amplitude and length scales are those by which it
     predicts labels left out best, if the settings say so (:mod:`skgp.learning.label_scales`).
     """
-    recorder = StopRecorder(callback)
+    recorder = LossRecorder(callback)
     alone = len(data) <= SearchSettings.exact_rows
     rescales = settings.rescales and alone
     dense = ClassificationSettings(rescales=rescales, scale_std=settings.scale_std)
@@ -82,29 +82,32 @@ def fit_labels(
     n_inducing = inducing_by_default(settings, *data.y.shape)
     if recorder.stopped or alone:
         return found, n_inducing, None
-    history, start, n_few = list(found.history), None, min(n_inducing, settings.most_inducing)
+    recorder.history, start = list(found.history), None
+    n_few = min(n_inducing, settings.most_inducing)
     few = replace(settings, n_inducing=n_few)
-    kernels_found = [_by_evidence(found.kernel, data, few, model, told(history, recorder))]
+    kernels_found = [_by_evidence(found.kernel, data, few, model, recorder)]
     if settings.n_neighbors and not recorder.stopped:
         shared |= {"n_neighbors": COMPARED_NEIGHBORS, "information": likelihood.information}
         other = search_label_kernel(found, kernels, data, **shared)
         kernels_found += [] if other is found else [other.kernel]
     if not recorder.stopped:
         sizes = [n_inducing] if settings.n_inducing is not None else [0, n_few]
-        held = _HeldOut(data, settings, model, recorder, history)
+        held = _HeldOut(data, settings, model, recorder)
         best = held.best(kernels_found, sizes)
         kernels_found[0], start = best.kernel, held.latent(best)
         n_inducing = n_inducing if best.n_inducing else 0
-    return replace(found, kernel=kernels_found[0], history=history), n_inducing, start
+    return replace(found, kernel=kernels_found[0], history=recorder.history), n_inducing, start
 
 
-def _by_evidence(kernel: Any, data: Data, settings: VecchiaSettings, model: tuple, tell: Any):
+def _by_evidence(
+    kernel: Any, data: Data, settings: VecchiaSettings, model: tuple, recorder: LossRecorder
+):
     """Amplitude and common length scale by Laplace's evidence of ``n_rows`` observations."""
     if not settings.max_iter or not kernel.n_dims:
         return kernel
     order = stratified_order(data.y, model[2])[: settings.n_rows]
     some, none = data.take(order.sort().values), data.X.new_zeros(0)
-    return staged(kernel, none, some, model, settings, tell, directions(kernel, max_free=1))[0]
+    return staged(kernel, none, some, model, settings, recorder, directions(kernel, max_free=1))[0]
 
 
 def inducing_by_default(settings: VecchiaSettings, n: int, c: int) -> int:
@@ -139,11 +142,9 @@ class _HeldOut:
         data: Data,
         settings: VecchiaSettings,
         model: tuple[Any, Tensor, torch.Generator],
-        callback: StopRecorder,
-        history: list[float],
+        recorder: LossRecorder,
     ) -> None:
-        self.settings, self.model = settings, model
-        self.callback, self._tell = callback, told(history, callback)
+        self.settings, self.model, self.recorder = settings, model, recorder
         target, classes = stratum(data.y)
         n_out = min(defaults.VECCHIA_HELD_LABELS, len(data) // 5)
         out = held_out_rows(target, n_out, model[2], classes=classes)
@@ -161,7 +162,8 @@ class _HeldOut:
         for move in defaults.VECCHIA_LABEL_MOVES:
             steps = [(i * move[0], i * move[1]) for i in range(1, defaults.VECCHIA_LABEL_STEPS + 1)]
             start = found
-            trials = while_falling(start, steps, partial(self._moved, start), _loss)
+            trial = partial(self._moved, start)
+            trials = while_falling(start, steps, trial, lambda trial: trial.loss)
             if (found := self._chosen(trials)) is not start:
                 break
         return found
@@ -191,7 +193,7 @@ class _HeldOut:
 
     def _moved(self, start: _Trial, steps: tuple[int, int], _: _Trial) -> _Trial | None:
         kernel = moved(start.kernel, steps)
-        if kernel is None or self.callback.stopped:
+        if kernel is None or self.recorder.stopped:
             return None
         return self._trial(start.problem, kernel)
 
@@ -210,9 +212,5 @@ class _HeldOut:
             mean, var = posterior.mean_and_variance(rows.X)
         moderation, losses = choose_moderation(likelihood, rows.y, mean, var, rows.weight)
         loss = float(rows.weighted_sum(losses[moderation])) / rows.total
-        self._tell(loss)
+        self.recorder.tell(loss)
         return _Trial(kernel, problem, losses[moderation], loss, mean)
-
-
-def _loss(trial: _Trial) -> float:
-    return trial.loss

@@ -36,7 +36,7 @@ from skgp.learning.vecchia import VecchiaSettings, choose_inducing, neighbors_of
 from skgp.linalg import NumericalWarning
 from skgp.linalg.runtime import Callback
 from skgp.optim.bfgs import minimize_within
-from skgp.optim.stopping import StopRecorder
+from skgp.optim.stopping import LossRecorder
 
 
 class LatentEvidence:
@@ -193,7 +193,7 @@ def fit_latent_numbers(
     by the evidence of some observations, and the likeliest by that of more. The callback is
     called with (evaluation, {"loss": nats per observation}); True ends the search.
     """
-    recorder = StopRecorder(callback)
+    recorder = LossRecorder(callback)
     found = search_hyperparameters(
         kernels[:1],
         replace(data, y=data.y[:, 0]).some(SearchSettings.subset_size, generator),
@@ -202,13 +202,12 @@ def fit_latent_numbers(
         callback=recorder,
     )
     kernel, white = split_noise(found.kernel)
-    parameters, history = likelihood.initial(data.X), list(found.history)
+    parameters, recorder.history = likelihood.initial(data.X), list(found.history)
     if likelihood.is_additive and len(parameters) and white is not None:
         parameters[0] = math.log(white.noise_level)
     if recorder.stopped:
         return replace(found, kernel=kernel), parameters
 
-    tell = told(history, recorder)
     model = likelihood, offset, generator
     if len(kernels) > 1:
         others = [split_noise(other)[0] for other in kernels]
@@ -221,22 +220,13 @@ def fit_latent_numbers(
             max_iter=defaults.VECCHIA_FAMILY_ITER,
             tol=max(settings.tol, defaults.VECCHIA_FAMILY_TOL),
         )
-        trials = [staged(each, parameters, few, model, brief, tell) for each in begun]
+        trials = [staged(each, parameters, few, model, brief, recorder) for each in begun]
         kernel, parameters, _ = min(trials, key=lambda trial: trial[2])
     if not recorder.stopped:
         some = data if settings.n_rows is None else data.some(settings.n_rows, generator)
-        kernel, parameters, _ = staged(kernel, parameters, some, model, settings, tell)
-    return replace(found, kernel=kernel, method="Laplace evidence", history=history), parameters
-
-
-def told(history: list[float], callback: Callback) -> Callable[[float], bool]:
-    """What keeps and tells of the losses of a search; True ends it."""
-
-    def tell(loss: float) -> bool:
-        history.append(-float(loss))
-        return bool(callback(len(history), {"loss": float(loss)}))
-
-    return tell
+        kernel, parameters, _ = staged(kernel, parameters, some, model, settings, recorder)
+    found = replace(found, kernel=kernel, method="Laplace evidence", history=recorder.history)
+    return found, parameters
 
 
 def staged(
@@ -245,7 +235,7 @@ def staged(
     data: Data,
     model: tuple[Any, Tensor, torch.Generator],
     settings: VecchiaSettings,
-    tell: Callable[[float], bool],
+    recorder: LossRecorder,
     moves: np.ndarray | None = None,
 ) -> tuple[Any, Tensor, float]:
     """Kernel and parameters (p,) of the likelihood of the greatest evidence, and its loss.
@@ -254,13 +244,6 @@ def staged(
     offset and generator of `LatentEvidence`; `moves` (n_theta + p, n_moves) of zeros and ones, by
     default of each alone.
     """
-    stopped = False
-
-    def heard(loss: float) -> bool:
-        nonlocal stopped
-        stopped = tell(loss)
-        return stopped
-
     place = np.append(kernel.theta, parameters.cpu().numpy())
     moves = np.eye(len(place)) if moves is None else moves
     (likelihood, _, generator), loss = model, math.inf
@@ -272,8 +255,8 @@ def staged(
         Z = choose_inducing(kernel, data.X, settings.n_inducing or 0, generator)
         index = neighbors_of(kernel, data.X, settings.n_neighbors, Z)
         objective = LatentEvidence(kernel, data, index, Z, *model)
-        place, loss = _climbed(place, limits, objective, moves, settings, heard)
-        if stopped or np.abs(place - before).max(initial=0.0) < defaults.VECCHIA_MOVED:
+        place, loss = _climbed(place, limits, objective, moves, settings, recorder.tell)
+        if recorder.stopped or np.abs(place - before).max(initial=0.0) < defaults.VECCHIA_MOVED:
             break
     theta, rest = np.split(place, [kernel.n_dims])
     return kernel.clone_with_theta(theta), parameters.new_tensor(rest), loss

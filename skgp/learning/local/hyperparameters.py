@@ -122,15 +122,13 @@ def label_codes(Y: Tensor) -> Tensor:
     return (Y[:, 0] > 0).long() if Y.shape[1] == 1 else Y.argmax(1)
 
 
-def label_losses(
-    kernel, X: Tensor, labels: Tensor, *, generator: torch.Generator, **options
-) -> Tensor:
+def label_losses(kernel, X: Tensor, Y: Tensor, *, generator: torch.Generator, **options) -> Tensor:
     """How well a kernel kriges labels that are left out, (p,) in nats; less is better.
 
     With the noise, of a grid, under which they are likeliest. The same some 2000 labels or fewer
     for all kernels, each times its weight over their mean.
     """
-    model = _labelled(kernel, X, labels, **options)
+    model = _labelled(kernel, X, Y, **options)
     left_out = _draw(model, generator, defaults.NOISE_ROWS)
     place = defaults.NOISE_RATIOS.index(defaults.NOISE_START)
     variance = float(gram_diag(model.kernel, model.X).mean())
@@ -149,15 +147,13 @@ def label_losses(
 def _labelled(
     kernel,
     X: Tensor,
-    labels: Tensor,
+    Y: Tensor,  # (n, c), columns of -1 and +1
     *,
-    n_classes: int,
     n_neighbors: int,
     weight: Tensor | None = None,
 ) -> KrigingModel:
     """Labels as numbers, of any noise; a weight (n,) of 2 is the row twice."""
-    targets = label_targets(labels, n_classes, X.dtype)
-    X, targets, weight = merge_rows(X, targets, weight)
+    X, targets, weight = merge_rows(X, Y, weight)
     each = X.new_ones(len(X)) if weight is None else weight
     offset = (each[:, None] * targets).sum(0) / each.sum()
     return KrigingModel(kernel, 1.0, X, targets, weight, offset, n_neighbors)
@@ -318,8 +314,7 @@ class _Search:
         data = data.take(order[:n_points])
         self.labels: dict[str, Any] = {
             "X": data.X,
-            "labels": label_codes(data.y),
-            "n_classes": max(2, data.y.shape[1]),
+            "Y": data.y,
             "n_neighbors": min(n_neighbors, defaults.COMPARED_NEIGHBORS),
             "weight": data.weight,
         }

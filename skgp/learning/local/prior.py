@@ -31,9 +31,9 @@ from torch import Tensor
 
 from skgp.data import Data
 from skgp.inference.natural import Posterior, fit_sites
-from skgp.inference.neighbors import search
 from skgp.inference.neighbors.assembly import compressed_rows
 from skgp.inference.neighbors.conditionals import Tiles
+from skgp.inference.neighbors.search import active_sets
 from skgp.inference.neighbors.system import LocalSystem, RowWeights, nested_systems, row_weights
 from skgp.kernels.scales import amplitude_range, scale_amplitude
 from skgp.learning.calibration import best_coupling, coupled_log_probabilities
@@ -71,11 +71,6 @@ class Settings:
     def moves_inducing(self) -> bool:
         """Whether steps of Adam come after the natural ones in any case."""
         return self.solver == "adam" or self.learn_inducing
-
-
-def active_sets(kernel, X: Tensor, Z: Tensor, settings: Settings) -> Tensor:
-    """Indices (n, H) of the inducing points Z (M, d) nearest to rows X (n, d)."""
-    return search.active_sets(kernel, X, Z, settings.n_neighbors, settings.neighbors)
 
 
 def split_rows(
@@ -190,7 +185,8 @@ class _Split:
     ) -> tuple["Trial", LocalSystem | None, RowWeights, float]:
         """The prior chosen; the system of all rows, if any; A of those held out; the KL weight."""
         data, points, settings = self.data, self.points, self.settings
-        active, kl_weight = active_sets(kernel, data.X, points, settings), settings.kl_weight
+        how, kl_weight = (settings.n_neighbors, settings.neighbors), settings.kl_weight
+        active = active_sets(kernel, data.X, points, *how)
         kl_weight = len(points) / active.shape[1] if kl_weight is None else kl_weight
         parts = slice(self.n_learned), slice(self.n_learned, None)
         tiles = [Tiles(kernel, data.X[part], points, active[part]) for part in parts]
