@@ -202,13 +202,25 @@ class BaseGP(DescribedEstimator, CallbackSupportMixin, BaseEstimator, metaclass=
                 "and its rows are dropped. Give the first rows to partial_fit, too."
             )
 
-    @abstractmethod
+    def _inputs(self, X: np.ndarray) -> Any:
+        """Rows of X as the model sees them."""
+        return X
+
+    def _means(self, X: np.ndarray) -> np.ndarray:
+        """Posterior means (n, c) of c latent processes or targets."""
+        return self._evaluate("mean", self._inputs(X))[0]
+
+    def _moments(self, X: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The same and variances, (n, c), or (n, 1) of several targets."""
+        return self._evaluate("mean_and_variance", self._inputs(X))
+
     def _latent_mean(self, X: np.ndarray) -> np.ndarray:
         """Return the posterior mean of f, shape (n,)."""
+        return self._means(X)
 
-    @abstractmethod
     def _latent_mean_and_variance(self, X: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return the posterior mean and variance of f, shapes (n,) and (n,)."""
+        return self._moments(X)
 
     def _bytes_per_row(self) -> int:
         """Return the memory in bytes that the latent hooks take for one row of X."""

@@ -208,8 +208,3 @@ class DLMGPClassifier(SparseGPMixin, StreamingGPClassifier):
 
     def _rescales(self, data: Data) -> bool:
         return self._search_options(data)["rescales"]
-
-    # ---- prediction ------------------------------------------------------------------------
-
-    _latent_mean = SparseGPMixin._means
-    _latent_mean_and_variance = SparseGPMixin._moments

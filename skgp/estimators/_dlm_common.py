@@ -294,11 +294,3 @@ class SparseGPMixin(BaseGP):
     def _bytes_per_row(self) -> int:
         M, c = self._posterior.n_inducing, self._posterior.n_latent
         return 8 * M * (6 + c)
-
-    def _means(self, X: np.ndarray) -> np.ndarray:
-        """Latent means, shape (n, c)."""
-        return self._evaluate("mean", X)[0]
-
-    def _moments(self, X: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Latent means and variances, shapes (n, c)."""
-        return self._evaluate("mean_and_variance", X)

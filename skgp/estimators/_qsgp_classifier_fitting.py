@@ -253,14 +253,6 @@ class QSGPClassifierFitting(ProjectedClassifierMixin, QSGPMixin, StreamingGPClas
             "history_": {**self.history_, "solve": fit.history},
         }
 
-    # ---- prediction ------------------------------------------------------------------------
-
-    def _latent_mean(self, X):
-        return self._evaluate("mean", self._inputs(X))[0]
-
-    def _latent_mean_and_variance(self, X):
-        return self._evaluate("mean_and_variance", self._inputs(X))
-
 
 def merge_equal(data: Data) -> Data:
     """Observations, those of equal input and label merged to one of their total weight.

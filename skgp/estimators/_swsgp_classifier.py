@@ -345,8 +345,3 @@ class SWSGPClassifier(ProjectedClassifierMixin, SWSGPMixin, StreamingGPClassifie
 
     def _few_points(self, n_latent: int) -> int:
         return int(SWSGP_FULL_ROWS / n_latent**0.5)
-
-    # ---- prediction ------------------------------------------------------------------------
-
-    _latent_mean = SWSGPMixin._means
-    _latent_mean_and_variance = SWSGPMixin._moments

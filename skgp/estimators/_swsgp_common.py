@@ -385,13 +385,8 @@ class SWSGPMixin(ProjectionMixin):
         return 8 * H * (4 * H + d) + 64 * H
 
     def _moments(self, X: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Latent means and variances, shapes (n, c)."""
-        mean, var = self._evaluate("mean_and_variance", self._inputs(X))
+        mean, var = super()._moments(X)
         return mean, np.broadcast_to(var.reshape(len(mean), -1), mean.shape)
-
-    def _means(self, X: np.ndarray) -> np.ndarray:
-        """Latent means, shape (n, c)."""
-        return self._evaluate("mean", self._inputs(X))[0]
 
 
 def _learned(estimator: Any) -> dict[str, Any]:

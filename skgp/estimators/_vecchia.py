@@ -365,11 +365,8 @@ class VecchiaGPRegressor(VecchiaMixin, LikelihoodGPRegressor):
 
     # ---- prediction, in the standardised scale ---------------------------------------------
 
-    def _means(self, X: np.ndarray) -> np.ndarray:
-        return self._evaluate("mean", X)[0]
-
     def _moments(self, X: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        mean, var = self._evaluate("mean_and_variance", X)
+        mean, var = super()._moments(X)
         return mean, var.reshape(len(var), -1)
 
     def _latent_mean_and_covariance(self, X: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -3,7 +3,6 @@
 from dataclasses import replace
 from numbers import Integral
 
-import numpy as np
 import torch
 
 from skgp.data import Data
@@ -202,12 +201,3 @@ class VecchiaGPClassifier(ProjectedClassifierMixin, VecchiaMixin, BaseGPClassifi
         self.kernel_ = fit.kernel
         if self._learns:
             warn_at_bounds(self.kernel_, self.kernel)
-
-    # ---- prediction ------------------------------------------------------------------------
-
-    def _latent_mean(self, X: np.ndarray) -> np.ndarray:
-        return self._evaluate("mean", self._inputs(X))[0]
-
-    def _latent_mean_and_variance(self, X: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        mean, var = self._evaluate("mean_and_variance", self._inputs(X))
-        return mean, var
