@@ -160,11 +160,6 @@ class BaseGP(DescribedEstimator, CallbackSupportMixin, BaseEstimator, metaclass=
         """Whether a fit came to its end: `fit_context` sets all of its state at once."""
         return hasattr(self, "kernel_")
 
-    @property
-    def _n_threads(self) -> int | None:
-        """Threads of fits and predictions, as ``n_jobs`` counts."""
-        return self.n_jobs
-
     def _validate_params(self) -> None:
         check_likelihood(self, BaseGP)
         super()._validate_params()

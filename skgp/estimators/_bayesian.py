@@ -259,9 +259,7 @@ class BayesianGPRegressor(BayesianFitting):
 
     # ---- prediction, in the standardised scale -----------------------------------------------
 
-    @property
-    def _n_threads(self):
-        return None  # of ``n_jobs``, which are of joblib
+    _n_threads = None  # of ``n_jobs``, which are of joblib
 
     def _bytes_per_row(self):
         return self._state.bytes_per_row

@@ -155,10 +155,6 @@ class GaussianProcessClassifier(CallbackSupportMixin, ClassifierMixin, BaseEstim
         keep_parameters(self, locals())
 
     @property
-    def _n_threads(self) -> int | None:
-        return self.n_jobs
-
-    @property
     def kernel_(self) -> Kernel:
         """The kernel with the hyper-parameters learned; of several classes a CompoundKernel."""
         if self.method_ != "exact" or self.n_classes_ == 2:

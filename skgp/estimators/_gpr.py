@@ -183,10 +183,6 @@ class GaussianProcessRegressor(
     ):
         keep_parameters(self, locals())
 
-    @property
-    def _n_threads(self) -> int | None:
-        return self.n_jobs
-
     # ---- training ------------------------------------------------------------------------
 
     @fit_context(prefer_skip_nested_validation=True)

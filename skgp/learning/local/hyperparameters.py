@@ -271,17 +271,14 @@ def search_label_kernel(
     best = first = search.judged(found)
     for kernel in starts:
         if not recorder.stopped:
-            best = min(
-                best,
-                search.moved(_of_numbers(kernel, data.X), SearchSettings(**defaults.SHORT_SEARCH)),
-                key=lambda trial: trial.loss,
-            )
+            # Scaled to standardised labels, with noise.
+            white = WhiteKernel(defaults.KRIGED_LABEL_NOISE, LABEL_NOISE_BOUNDS)
+            begun = with_variance(kernel, data.X) + white
+            other = search.moved(begun, SearchSettings(**defaults.SHORT_SEARCH))
+            best = min(best, other, key=lambda trial: trial.loss)
     if best is not first and not recorder.stopped:
-        best = min(
-            best,
-            search.moved(best.start, SearchSettings(**defaults.LONG_SEARCH)),
-            key=lambda trial: trial.loss,
-        )
+        other = search.moved(best.start, SearchSettings(**defaults.LONG_SEARCH))
+        best = min(best, other, key=lambda trial: trial.loss)
     return (
         best.fit if improves(best.losses, first.losses, n_errors=defaults.KRIGED_ERRORS) else found
     )
@@ -332,9 +329,10 @@ class _Search:
             settings=replace(settings, max_candidates=min(settings.max_candidates, self.n_points)),
             callback=self.callback,
         )
-        return self.judged(
-            replace(found, kernel=_of_latent(found.kernel, self._variance)), found.kernel
-        )
+        # The noise of the link has a variance of its own.
+        signal, white = split_noise(found.kernel)
+        factor = self._variance / float(cast(WhiteKernel, white).noise_level)
+        return self.judged(replace(found, kernel=scale_within(signal, factor)), found.kernel)
 
 
 def _starts(kernel, kernels: list) -> list:
@@ -353,17 +351,6 @@ def _moved(kernel, to):
 
 def _free(kernel) -> list[tuple[str, int]]:
     return [(each.name, each.n_elements) for each in kernel.hyperparameters if not each.fixed]
-
-
-def _of_numbers(kernel, X: Tensor):
-    """A kernel of a latent function, scaled to that of standardised labels, with noise."""
-    return with_variance(kernel, X) + WhiteKernel(defaults.KRIGED_LABEL_NOISE, LABEL_NOISE_BOUNDS)
-
-
-def _of_latent(kernel, variance: float):
-    """The way back: `variance` is that of the noise of the link."""
-    signal, white = split_noise(kernel)
-    return scale_within(signal, variance / float(cast(WhiteKernel, white).noise_level))
 
 
 def _labels_as_numbers(data: Data, generator: torch.Generator) -> Data:
