@@ -1,7 +1,5 @@
 """Observations of a regressor: validated, weighted, and standardised target by target."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
@@ -14,18 +12,10 @@ from sklearn.utils.validation import _num_samples
 from skgp.blocks import Blocks, MappedBlocks
 from skgp.data import Data, n_observations
 from skgp.estimators._base import Backend, keep_weighted_rows, to_tensor
-from skgp.estimators._blocks import (
-    check_all_counts,
-    checked_moments,
-    some_of,
-)
+from skgp.estimators._blocks import check_all_counts, checked_moments, some_of
 from skgp.estimators._functions import LatentFunction
 from skgp.estimators._predictive import is_constant, rounding_of, with_axes
-from skgp.estimators._validation import (
-    check_counts,
-    check_exposure,
-    validate_training_data,
-)
+from skgp.estimators._validation import check_counts, check_exposure, validate_training_data
 from skgp.estimators.defaults import UNLIKE_WEIGHTS
 from skgp.kernels.expression import split_noise
 from skgp.kernels.scales import capped_weights
