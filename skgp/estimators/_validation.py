@@ -65,8 +65,7 @@ def validate_training_data(
             f"fits one model each{shared}."
         ) from error
     targets = targets[:, 0] if targets.ndim == 2 and targets.shape[1] == 1 else targets
-    if numeric:
-        _refuse_large_targets(targets)
+    targets = _refuse_large(targets) if numeric else targets
     return _refuse_large(inputs, getattr(estimator, "dtype", "float64")), targets
 
 
@@ -266,26 +265,18 @@ def check_exposure(exposure, n_rows: int, owner: object) -> np.ndarray | None:
     return np.log(values)
 
 
-def _refuse_large(X: np.ndarray, dtype: str) -> np.ndarray:
-    limit = LARGEST_INPUT[dtype]
-    if X.size and max(X.max(), -X.min()) > limit:
-        row, column = np.unravel_index(np.abs(X).argmax(), X.shape)
+def _refuse_large(values: np.ndarray, dtype: str | None = None) -> np.ndarray:
+    """Refuse inputs of a fit of that dtype, or targets, that are too large to be squared."""
+    limit = LARGEST_TARGET if dtype is None else LARGEST_INPUT[dtype]
+    if values.size and max(values.max(), -values.min()) > limit:
+        place = np.unravel_index(np.abs(values).argmax(), values.shape)
+        name = "y" if dtype is None else f"X of dtype={dtype!r}"
+        column = "" if dtype is None else f", column {place[1]}"
         raise ValueError(
-            f"X must lie between -{limit:g} and {limit:g} for dtype={dtype!r}; got "
-            f"{X[row, column]:g} in row {row}, column {column}. Drop the row, or give the column "
-            "other units."
+            f"{name} must lie between -{limit:g} and {limit:g}; got {values[place]:g} in row "
+            f"{place[0]}{column}. Drop the row, or take other units."
         )
-    return X
-
-
-def _refuse_large_targets(y: np.ndarray) -> None:
-    largest = max(y.max(), -y.min())
-    if largest > LARGEST_TARGET:
-        row = np.unravel_index(np.abs(y).argmax(), y.shape)[0]
-        raise ValueError(
-            f"y must lie between -{LARGEST_TARGET:g} and {LARGEST_TARGET:g}, whose squares are "
-            f"finite; got {largest:g} in row {row}. Drop the row, or give y other units."
-        )
+    return values
 
 
 def natural_dtype(y: np.ndarray) -> np.ndarray:

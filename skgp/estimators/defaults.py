@@ -146,6 +146,11 @@ FEW_LABEL_SCALE_STD = 2.0
 
 #: Noise of a standardised target to start with.
 SERIES_NOISE = 0.1
+#: Whether log y is modelled, by the evidence: times from which on, ratios of the greatest to the
+#: least y (below, logarithms change nothing; beyond, y is rounded), and nats that they must gain.
+#: Of 96 forecasts of statsmodels' series 44 gain, .13 in the median NLPD, and 95% intervals cover
+#: .95 in place of .88; of 96 generated additive series none is mistaken.
+LOG_LEAST_ROWS, LOG_RATIOS, LOG_NATS = 20, (1.5, 1e12), 3.0
 #: Variance of a latent function to start with, in units of the link: probabilities of .1 to .9.
 SERIES_LINK_VARIANCE = 4.0
 #: A default length scale in units of the range of the times, and its bounds.

@@ -183,7 +183,7 @@ def test_a_default_fit_stands_one_far_training_row(name):
 def test_inputs_too_large_to_be_squared_are_named(name):
     X_far = X.copy()
     X_far[17, 0] = -1e300
-    with pytest.raises(ValueError, match=r"X must lie between .* -1e\+300 in row 17, column 0"):
+    with pytest.raises(ValueError, match=r"X .* must lie between .* -1e\+300 in row 17, column 0"):
         fit(name, X_far, Y)
 
 
@@ -201,7 +201,7 @@ def test_targets_of_any_size_are_fitted_or_refused(name):
 def test_a_kernel_that_grows_refuses_predictions_it_cannot_square():
     model = fit("QSGPRegressor", X, Y, kernel=DotProduct())
     assert np.isfinite(moments("QSGPRegressor", model, far_rows(1e80))).all()
-    with pytest.raises(ValueError, match="X must lie between"):
+    with pytest.raises(ValueError, match="X .* must lie"):
         model.predict(far_rows(1e300))
 
 
