@@ -11,6 +11,7 @@ Fewer rows, a better conditioned kernel matrix, and a sharper estimate of the no
 each x, independent given their f, the product is over all, and s the sum of their scatters.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 
@@ -140,7 +141,7 @@ def replicates(X: np.ndarray) -> np.ndarray:
 
     O(n d log n).
     """
-    X = np.ascontiguousarray(X.reshape(len(X), -1) + 0.0)  # -0. becomes 0.
+    X = np.ascontiguousarray(X.reshape(len(X), math.prod(X.shape[1:])) + 0.0)  # -0. becomes 0.
     rows = X.view(np.dtype((np.void, X.dtype.itemsize * X.shape[1]))).ravel()
     _, first, number = np.unique(rows, return_index=True, return_inverse=True)
     order = np.empty(len(first), dtype=np.int64)

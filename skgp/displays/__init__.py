@@ -1,10 +1,13 @@
 """Pictures of fitted estimators, after scikit-learn's Display convention."""
 
 from skgp.displays.additive import AdditiveEffectsDisplay
-from skgp.displays.calibration import expected_calibration_error
 from skgp.displays.history import LossHistoryDisplay
 from skgp.displays.posterior import PosteriorDisplay, TraceDisplay
-from skgp.displays.prediction import CoverageDisplay, PredictiveBandDisplay
+from skgp.displays.prediction import (
+    CoverageDisplay,
+    PredictiveBandDisplay,
+    expected_calibration_error,
+)
 
 __all__ = [
     "AdditiveEffectsDisplay",

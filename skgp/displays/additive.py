@@ -129,7 +129,8 @@ class AdditiveEffectsDisplay:
         shown = _shown(features, columns, names, len(values))
         grids = [_grid(column, grid_resolution) for column in values]
         # A component sees its own column, so that one call serves all columns side by side.
-        rows = [np.pad(x, (0, _longest(grids) - len(x)), "edge") for x in grids]
+        longest = max(map(len, grids))
+        rows = [np.pad(x, (0, longest - len(x)), "edge") for x in grids]
         found = [
             np.asarray(part)
             for part in estimator.predict_components(table_like(X, rows), return_std=True)
@@ -251,8 +252,3 @@ def _grid(column: np.ndarray, resolution: int) -> np.ndarray:
 def _deciles(column: np.ndarray) -> np.ndarray:
     """Deciles (9,) of numbers; none of dates and text."""
     return np.quantile(column, TENTHS) if column.dtype.kind == "f" else np.empty(0)
-
-
-def _longest(grids: list[np.ndarray]) -> int:
-    """Length of the longest of some arrays."""
-    return max(map(len, grids))

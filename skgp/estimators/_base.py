@@ -4,8 +4,6 @@ Regressors build on `BaseGP` in `skgp.estimators._base_regressor`, classifiers i
 `skgp.estimators._base_classifier`; the hooks that a concrete estimator provides are listed there.
 """
 
-from __future__ import annotations
-
 import math
 import warnings
 from abc import ABCMeta, abstractmethod
@@ -26,9 +24,9 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from skgp.blocks import MappedBlocks
 from skgp.data import Data, distinct_observations
 from skgp.estimators._compat import CallbackSupportMixin, check_sample_weight
-from skgp.estimators._documentation import DescribedEstimator
 from skgp.estimators._fitting import FitSession, asked_model, shape_of
 from skgp.estimators._parameters import (
+    DescribedEstimator,
     Interval,
     Option,
     StrOptions,
@@ -162,11 +160,6 @@ class BaseGP(DescribedEstimator, CallbackSupportMixin, BaseEstimator, metaclass=
         """Whether a fit came to its end: `fit_context` sets all of its state at once."""
         return hasattr(self, "kernel_")
 
-    @property
-    def _n_threads(self) -> int | None:
-        """Threads of fits and predictions, as ``n_jobs`` counts."""
-        return self.n_jobs
-
     def _validate_params(self) -> None:
         check_likelihood(self, BaseGP)
         super()._validate_params()
@@ -204,13 +197,25 @@ class BaseGP(DescribedEstimator, CallbackSupportMixin, BaseEstimator, metaclass=
                 "and its rows are dropped. Give the first rows to partial_fit, too."
             )
 
-    @abstractmethod
+    def _inputs(self, X: np.ndarray) -> Any:
+        """Rows of X as the model sees them."""
+        return X
+
+    def _means(self, X: np.ndarray) -> np.ndarray:
+        """Posterior means (n, c) of c latent processes or targets."""
+        return self._evaluate("mean", self._inputs(X))[0]
+
+    def _moments(self, X: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The same and variances, (n, c), or (n, 1) of several targets."""
+        return self._evaluate("mean_and_variance", self._inputs(X))
+
     def _latent_mean(self, X: np.ndarray) -> np.ndarray:
         """Return the posterior mean of f, shape (n,)."""
+        return self._means(X)
 
-    @abstractmethod
     def _latent_mean_and_variance(self, X: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return the posterior mean and variance of f, shapes (n,) and (n,)."""
+        return self._moments(X)
 
     def _bytes_per_row(self) -> int:
         """Return the memory in bytes that the latent hooks take for one row of X."""

@@ -48,8 +48,6 @@ A regressor of counts has ``_counts`` true and ``_is_additive`` false, and refus
 `skgp.estimators._kernels.refuse_noise`.
 """
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from typing import Any
 
@@ -60,10 +58,7 @@ from sklearn.utils.metaestimators import available_if
 
 from skgp.data import Data
 from skgp.estimators._base import Backend, BaseGP
-from skgp.estimators._blocks import (
-    in_memory,
-    training_blocks,
-)
+from skgp.estimators._blocks import in_memory, training_blocks
 from skgp.estimators._fitting import fit_context, fit_session
 from skgp.estimators._kernels import default_kernels, with_noise
 from skgp.estimators._regression_predictions import RegressionPredictions

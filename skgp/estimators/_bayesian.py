@@ -1,7 +1,5 @@
 """GPs averaged over their hyper-parameters: the estimator of :mod:`skgp.models.bayesian`."""
 
-from __future__ import annotations
-
 import copy
 from numbers import Integral, Real
 
@@ -11,7 +9,7 @@ from sklearn.utils.validation import check_is_fitted
 from skgp.estimators._base_regressor import BaseGPRegressor
 from skgp.estimators._bayesian_fitting import BayesianFitting
 from skgp.estimators._fitting import within_limits
-from skgp.estimators._parameters import Interval, StrOptions, options
+from skgp.estimators._parameters import Interval, StrOptions, keep_parameters, options
 from skgp.estimators._posterior_summary import PosteriorSummary, inference_data, summarise
 from skgp.inference.gp_mixture import mixture_log_density, mixture_quantiles
 
@@ -195,27 +193,7 @@ class BayesianGPRegressor(BayesianFitting):
         memory_budget=None,
         verbose=0,
     ):
-        self.kernel = kernel
-        self.prior = prior
-        self.solver = solver
-        self.sampler = sampler
-        self.roulette = roulette
-        self.schedule = schedule
-        self.n_chains = n_chains
-        self.n_warmup = n_warmup
-        self.n_samples = n_samples
-        self.min_ess = min_ess
-        self.n_keep = n_keep
-        self.n_probes = n_probes
-        self.preconditioner_rank = preconditioner_rank
-        self.optimizer = optimizer
-        self.normalize_y = normalize_y
-        self.random_state = random_state
-        self.device = device
-        self.dtype = dtype
-        self.n_jobs = n_jobs
-        self.memory_budget = memory_budget
-        self.verbose = verbose
+        keep_parameters(self, locals())
 
     # ---- the posterior ---------------------------------------------------------------------
 
@@ -281,9 +259,7 @@ class BayesianGPRegressor(BayesianFitting):
 
     # ---- prediction, in the standardised scale -----------------------------------------------
 
-    @property
-    def _n_threads(self):
-        return None  # of ``n_jobs``, which are of joblib
+    _n_threads = None  # of ``n_jobs``, which are of joblib
 
     def _bytes_per_row(self):
         return self._state.bytes_per_row

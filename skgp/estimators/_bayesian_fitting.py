@@ -1,7 +1,5 @@
 """Fits of `BayesianGPRegressor`: from its parameters to samples of the hyper-parameters."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from numbers import Real
 from typing import Any

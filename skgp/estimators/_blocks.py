@@ -26,15 +26,8 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 
 from skgp.blocks import ArrayBlocks, Blocks, DaskBlocks, aligned, dask_rows, is_dask, some_numbers
 from skgp.data import Data
+from skgp.estimators import defaults
 from skgp.estimators._validation import distinct_labels, natural_dtype
-from skgp.estimators.defaults import (
-    BLOCK_ROWS,
-    LARGEST_INPUT,
-    LEAST_BLOCK_ROWS,
-    LEAST_SUBSET_ROWS,
-    ROW_COPIES,
-    SUBSET_ROWS,
-)
 from skgp.linalg.runtime import memory_budget, require_memory
 
 
@@ -50,8 +43,8 @@ def training_blocks(
     lazy = is_dask(X)
     if lazy:
         _check_form(X, estimator)
-    elif not _is_table(X):
-        return None
+    elif not (isinstance(X, np.ndarray) and X.ndim == 2 and X.dtype.kind in "fiu"):
+        return None  # no table of real numbers
     takes = estimator._takes_blocks(X.shape[1]) and all(v is None for v in others.values())
     if lazy and takes:
         names = X._meta if hasattr(X, "columns") else X  # of a data frame an empty one
@@ -59,7 +52,7 @@ def training_blocks(
         blocks = DaskBlocks.of(X, _targets(y, estimator), _weights(sample_weight))
         _check_rows(len(blocks), X, estimator)
         return blocks
-    row_bytes = ROW_COPIES * 8 * (X.shape[1] + 1)
+    row_bytes = defaults.ROW_COPIES * 8 * (X.shape[1] + 1)
     if lazy:
         n = sum(dask_rows(X)[1])
         what = f"{type(estimator).__name__} with these parameters holds all {n} rows, which"
@@ -71,7 +64,7 @@ def training_blocks(
     y = _targets(in_memory(y), estimator)
     check_consistent_length(X, y)
     validate_data(estimator, X, skip_check_array=True)
-    size = int(min(BLOCK_ROWS, max(LEAST_BLOCK_ROWS, budget // row_bytes)))
+    size = int(min(defaults.BLOCK_ROWS, max(defaults.LEAST_BLOCK_ROWS, budget // row_bytes)))
     return ArrayBlocks(X, y, _weights(in_memory(sample_weight), len(X)), size)
 
 
@@ -107,11 +100,6 @@ def _weights(given: Any, n_rows: int | None = None) -> Any:
 def in_memory(X: Any) -> Any:
     """What dask holds, loaded: a data frame or an array; anything else as it is."""
     return X.compute() if is_dask(X) else X
-
-
-def _is_table(X: Any) -> bool:
-    """Whether X is an array of real numbers, of two dimensions."""
-    return isinstance(X, np.ndarray) and X.ndim == 2 and X.dtype.kind in "fiu"
 
 
 def _targets(y: Any, estimator: Any) -> Any:
@@ -213,11 +201,10 @@ class Moments:
 def checked_moments(blocks: Blocks, dtype: str) -> Moments:
     """One pass over all rows; ValueError for what a fit refuses."""
     found = blocks.sum(Moments.of)
-    if found.largest > LARGEST_INPUT[dtype]:
+    if found.largest > (most := defaults.LARGEST_INPUT[dtype]):
         raise ValueError(
-            f"X must lie between -{LARGEST_INPUT[dtype]:g} and {LARGEST_INPUT[dtype]:g} for "
-            f"dtype={dtype!r}; its largest magnitude is {found.largest:g}. Drop such rows, or give "
-            "the column other units."
+            f"X must lie between -{most:g} and {most:g} for dtype={dtype!r}; its largest magnitude "
+            f"is {found.largest:g}. Drop such rows, or give the column other units."
         )
     if not found.n_rows:
         raise ValueError("sample_weight is 0 for every row. Give one row a positive weight.")
@@ -268,8 +255,8 @@ def some_of(blocks: Blocks, backend: Any) -> Data:
 
 def numbers_of_some(blocks: Blocks, backend: Any) -> np.ndarray:
     """Rising numbers of these rows; the same for equal seeds."""
-    room = memory_budget() // (ROW_COPIES * 8 * (blocks.n_columns + 1))
-    size = int(min(SUBSET_ROWS, max(LEAST_SUBSET_ROWS, room)))
+    room = memory_budget() // (defaults.ROW_COPIES * 8 * (blocks.n_columns + 1))
+    size = int(min(defaults.SUBSET_ROWS, max(defaults.LEAST_SUBSET_ROWS, room)))
     return some_numbers(len(blocks), size, backend.generator())
 
 
@@ -292,7 +279,7 @@ def over_rows(method: Callable) -> Callable:
 
     @functools.wraps(method)
     def predict(self, X, *args, **kwargs):
-        many = isinstance(X, np.ndarray) and X.ndim == 2 and len(X) > BLOCK_ROWS
+        many = isinstance(X, np.ndarray) and X.ndim == 2 and len(X) > defaults.BLOCK_ROWS
         if not many and not is_dask(X):
             return method(self, X, *args, **kwargs)
         given = signature.bind(self, X, *args, **kwargs).arguments
@@ -313,11 +300,11 @@ def over_rows(method: Callable) -> Callable:
 
 def _in_slices(estimator: Any, name: str, X: np.ndarray, arguments: dict[str, Any]) -> Any:
     """Apply a method to slices of X, and join what it returns."""
-    lengths = [len(X[rows]) for rows in gen_batches(len(X), BLOCK_ROWS)]
+    lengths = [len(X[rows]) for rows in gen_batches(len(X), defaults.BLOCK_ROWS)]
     alike, by_row = _split(arguments, lengths)
     found = [
         getattr(estimator, name)(X[rows], **alike, **{k: v[i] for k, v in by_row.items()})
-        for i, rows in enumerate(gen_batches(len(X), BLOCK_ROWS))
+        for i, rows in enumerate(gen_batches(len(X), defaults.BLOCK_ROWS))
     ]
     if not isinstance(found[0], tuple):
         return np.concatenate(found)

@@ -1,7 +1,5 @@
 """Observations of classifiers: labels, their codes, and weights of classes."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -13,12 +11,7 @@ from sklearn.utils.multiclass import check_classification_targets
 from skgp.blocks import Blocks, MappedBlocks
 from skgp.data import Data
 from skgp.estimators._base import Backend, BaseGP, keep_weighted_rows, to_tensor
-from skgp.estimators._blocks import (
-    checked_moments,
-    class_blocks,
-    class_masses,
-    some_of,
-)
+from skgp.estimators._blocks import checked_moments, class_blocks, class_masses, some_of
 from skgp.estimators._parameters import StrOptions
 from skgp.estimators._validation import (
     base_rate_offset,

@@ -1,7 +1,5 @@
 """Sparse GP regression trained on the loss that it is judged by (:mod:`skgp.models.dlm`)."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np
@@ -11,7 +9,7 @@ from skgp.estimators._base import Backend, arrays, merged, to_tensor
 from skgp.estimators._base_regressor import StreamingGPRegressor
 from skgp.estimators._dlm_common import SparseGPMixin
 from skgp.estimators._fitting import FitSession
-from skgp.estimators._parameters import StrOptions, warn_at_bounds
+from skgp.estimators._parameters import StrOptions, keep_parameters, warn_at_bounds
 from skgp.estimators._regression_likelihood import LikelihoodGPRegressor
 from skgp.kernels.expression import split_noise
 from skgp.learning.sparse import defaults
@@ -160,33 +158,7 @@ class DLMGPRegressor(SparseGPMixin, LikelihoodGPRegressor, StreamingGPRegressor)
         memory_budget=None,
         verbose=0,
     ):
-        self.kernel = kernel
-        self.objective = objective
-        self.beta = beta
-        self.likelihood = likelihood
-        self.link = link
-        self.n_inducing = n_inducing
-        self.inducing = inducing
-        self.init = init
-        self.hyperparameters = hyperparameters
-        self.gradient = gradient
-        self.n_gradient_samples = n_gradient_samples
-        self.degrees_of_freedom = degrees_of_freedom
-        self.optimizer = optimizer
-        self.normalize_y = normalize_y
-        self.max_iter = max_iter
-        self.tol = tol
-        self.learning_rate = learning_rate
-        self.batch_size = batch_size
-        self.warm_start = warm_start
-        self.early_stopping = early_stopping
-        self.validation_fraction = validation_fraction
-        self.random_state = random_state
-        self.device = device
-        self.dtype = dtype
-        self.n_jobs = n_jobs
-        self.memory_budget = memory_budget
-        self.verbose = verbose
+        keep_parameters(self, locals())
 
     # ---- training ------------------------------------------------------------------------
 

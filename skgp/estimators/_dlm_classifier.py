@@ -1,7 +1,5 @@
 """Sparse GP classifiers trained on the log-loss (:mod:`skgp.models.dlm`)."""
 
-from __future__ import annotations
-
 import torch
 
 from skgp.data import Data
@@ -9,7 +7,7 @@ from skgp.estimators._base import Backend, arrays
 from skgp.estimators._base_classifier import StreamingGPClassifier
 from skgp.estimators._dlm_common import SparseGPMixin
 from skgp.estimators._fitting import FitSession
-from skgp.estimators._parameters import StrOptions, warn_at_bounds
+from skgp.estimators._parameters import StrOptions, keep_parameters, warn_at_bounds
 from skgp.estimators._validation import base_rate_offset
 from skgp.learning.calibration import FEW_ROWS_COUPLING, best_calibration, left_out_moments
 from skgp.learning.defaults import FEW_ROWS
@@ -155,31 +153,7 @@ class DLMGPClassifier(SparseGPMixin, StreamingGPClassifier):
         memory_budget=None,
         verbose=0,
     ):
-        self.kernel = kernel
-        self.objective = objective
-        self.beta = beta
-        self.likelihood = likelihood
-        self.n_inducing = n_inducing
-        self.inducing = inducing
-        self.init = init
-        self.hyperparameters = hyperparameters
-        self.gradient = gradient
-        self.n_gradient_samples = n_gradient_samples
-        self.class_weight = class_weight
-        self.optimizer = optimizer
-        self.max_iter = max_iter
-        self.tol = tol
-        self.learning_rate = learning_rate
-        self.batch_size = batch_size
-        self.warm_start = warm_start
-        self.early_stopping = early_stopping
-        self.validation_fraction = validation_fraction
-        self.random_state = random_state
-        self.device = device
-        self.dtype = dtype
-        self.n_jobs = n_jobs
-        self.memory_budget = memory_budget
-        self.verbose = verbose
+        keep_parameters(self, locals())
 
     # ---- training ------------------------------------------------------------------------
 
@@ -234,8 +208,3 @@ class DLMGPClassifier(SparseGPMixin, StreamingGPClassifier):
 
     def _rescales(self, data: Data) -> bool:
         return self._search_options(data)["rescales"]
-
-    # ---- prediction ------------------------------------------------------------------------
-
-    _latent_mean = SparseGPMixin._means
-    _latent_mean_and_variance = SparseGPMixin._moments

@@ -23,7 +23,6 @@ from skgp.inference.sparse import SparseState
 from skgp.learning.defaults import FEW_ROWS
 from skgp.learning.sparse import defaults
 from skgp.learning.sparse.evidence import has_evidence
-from skgp.learning.sparse.few_rows import has_outliers, is_conjugate
 from skgp.learning.sparse.objective import (
     STOCHASTIC_GRADIENTS,
     Objective,
@@ -31,6 +30,7 @@ from skgp.learning.sparse.objective import (
     Settings,
     update,
 )
+from skgp.learning.sparse.start import has_outliers, is_conjugate
 from skgp.likelihoods import Likelihood
 from skgp.models.dlm import SparseFit, fit_beta_path, fit_sparse, require_room
 from skgp.optim.stopping import StopRecorder
@@ -294,11 +294,3 @@ class SparseGPMixin(BaseGP):
     def _bytes_per_row(self) -> int:
         M, c = self._posterior.n_inducing, self._posterior.n_latent
         return 8 * M * (6 + c)
-
-    def _means(self, X: np.ndarray) -> np.ndarray:
-        """Latent means, shape (n, c)."""
-        return self._evaluate("mean", X)[0]
-
-    def _moments(self, X: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Latent means and variances, shapes (n, c)."""
-        return self._evaluate("mean_and_variance", X)

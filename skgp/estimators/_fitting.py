@@ -40,11 +40,7 @@ import torch
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.gaussian_process.kernels import Kernel
 
-from skgp.estimators._parameters import (
-    is_one_of_many_fits,
-    validated_context,
-    warn_of_idle_options,
-)
+from skgp.estimators._parameters import is_one_of_many_fits, validated_context, warn_of_idle_options
 from skgp.estimators.defaults import FEW_PREDICTED, LEAST_GPU_ROWS, MANY_ROWS, SECONDS_A_LINE
 from skgp.linalg import warn_caller
 from skgp.linalg.runtime import memory_limit
@@ -119,9 +115,10 @@ def _limited(method: Callable, threads_of: Callable) -> Callable:
 
 def _threads_of(estimator, X) -> AbstractContextManager[None]:
     """One thread, or for many rows as many as ``n_jobs`` asks for in joblib's count."""
-    if estimator._n_threads is None:
+    asked = getattr(estimator, "_n_threads", estimator.n_jobs)
+    if asked is None:
         return one_thread()
-    n_jobs = joblib.effective_n_jobs(estimator._n_threads)
+    n_jobs = joblib.effective_n_jobs(asked)
     n_rows = shape_of(X)[0]  # of a dask data frame it is not known
     return one_thread(n_jobs, throughout=MANY_ROWS <= n_rows < math.inf)
 

@@ -1,7 +1,5 @@
 """Classification under scikit-learn's name and interface: exact, and beyond by another family."""
 
-from __future__ import annotations
-
 import itertools
 from numbers import Integral, Real
 from typing import Any
@@ -19,11 +17,16 @@ from sklearn.utils.validation import check_is_fitted
 
 from skgp.estimators._base import resolve_device
 from skgp.estimators._compat import CallbackSupportMixin
-from skgp.estimators._exact import validated
 from skgp.estimators._fitting import FitSession, fit_context, fit_session, within_limits
-from skgp.estimators._front_door import choose_method, classifier_of
+from skgp.estimators._front_door import choose_method, classifier_of, validated
 from skgp.estimators._gpc_binary import LaplaceBinaryClassifier
-from skgp.estimators._parameters import Interval, StrOptions, options, warn_of_idle_options
+from skgp.estimators._parameters import (
+    Interval,
+    StrOptions,
+    keep_parameters,
+    options,
+    warn_of_idle_options,
+)
 from skgp.estimators._validation import encode
 
 
@@ -149,24 +152,7 @@ class GaussianProcessClassifier(CallbackSupportMixin, ClassifierMixin, BaseEstim
         memory_budget=None,
         verbose=0,
     ):
-        self.kernel = kernel
-        self.optimizer = optimizer
-        self.n_restarts_optimizer = n_restarts_optimizer
-        self.max_iter_predict = max_iter_predict
-        self.warm_start = warm_start
-        self.copy_X_train = copy_X_train
-        self.random_state = random_state
-        self.multi_class = multi_class
-        self.method = method
-        self.likelihood = likelihood
-        self.device = device
-        self.n_jobs = n_jobs
-        self.memory_budget = memory_budget
-        self.verbose = verbose
-
-    @property
-    def _n_threads(self) -> int | None:
-        return self.n_jobs
+        keep_parameters(self, locals())
 
     @property
     def kernel_(self) -> Kernel:

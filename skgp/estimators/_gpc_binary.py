@@ -4,8 +4,6 @@ The mode is that of `skgp.learning.laplace_evidence`; Rasmussen and Williams (20
 3.2 and 5.1.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np
@@ -15,7 +13,8 @@ from sklearn.gaussian_process.kernels import RBF, ConstantKernel
 from sklearn.utils.validation import check_is_fitted
 
 from skgp.estimators._base import resolve_device
-from skgp.estimators._exact import check_exact_memory, learn_theta, theta_starts
+from skgp.estimators._front_door import check_exact_memory, learn_theta, theta_starts
+from skgp.estimators._parameters import keep_parameters
 from skgp.inference.dense import condition, variance
 from skgp.kernels.training import cross_gram, training_gram
 from skgp.learning.laplace_evidence import LaplaceEvidence
@@ -52,14 +51,7 @@ class LaplaceBinaryClassifier(ClassifierMixin, BaseEstimator):
         random_state=None,
         device="auto",
     ):
-        self.kernel = kernel
-        self.optimizer = optimizer
-        self.n_restarts_optimizer = n_restarts_optimizer
-        self.max_iter_predict = max_iter_predict
-        self.copy_X_train = copy_X_train
-        self.likelihood = likelihood
-        self.random_state = random_state
-        self.device = device
+        keep_parameters(self, locals())
 
     def fit(self, X: Any, y: np.ndarray, tell: Any = lambda loss: False):
         """Learn theta and the mode; `tell` hears of minus the evidence, and ends the search."""

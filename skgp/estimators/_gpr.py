@@ -1,7 +1,5 @@
 """Regression under scikit-learn's name and interface: exact, and beyond it by another family."""
 
-from __future__ import annotations
-
 import itertools
 from numbers import Integral, Real
 from typing import Any
@@ -13,17 +11,24 @@ from sklearn.gaussian_process.kernels import RBF, ConstantKernel, Kernel
 
 from skgp.estimators._base import resolve_device
 from skgp.estimators._compat import CallbackSupportMixin
-from skgp.estimators._exact import (
+from skgp.estimators._fitting import FitSession, fit_context, fit_session
+from skgp.estimators._front_door import (
     check_exact_memory,
+    choose_method,
     evidence_or_infinity,
     learn_theta,
+    regressor_of,
     theta_starts,
     validated,
 )
-from skgp.estimators._fitting import FitSession, fit_context, fit_session
-from skgp.estimators._front_door import choose_method, regressor_of
 from skgp.estimators._gpr_prediction import RegressorPredictions
-from skgp.estimators._parameters import Interval, StrOptions, options, warn_of_idle_options
+from skgp.estimators._parameters import (
+    Interval,
+    StrOptions,
+    keep_parameters,
+    options,
+    warn_of_idle_options,
+)
 from skgp.estimators._predictive import is_constant
 from skgp.inference.dense import condition
 from skgp.kernels.training import training_gram
@@ -176,24 +181,7 @@ class GaussianProcessRegressor(
         memory_budget=None,
         verbose=0,
     ):
-        self.kernel = kernel
-        self.alpha = alpha
-        self.optimizer = optimizer
-        self.n_restarts_optimizer = n_restarts_optimizer
-        self.normalize_y = normalize_y
-        self.copy_X_train = copy_X_train
-        self.n_targets = n_targets
-        self.method = method
-        self.likelihood = likelihood
-        self.random_state = random_state
-        self.device = device
-        self.n_jobs = n_jobs
-        self.memory_budget = memory_budget
-        self.verbose = verbose
-
-    @property
-    def _n_threads(self) -> int | None:
-        return self.n_jobs
+        keep_parameters(self, locals())
 
     # ---- training ------------------------------------------------------------------------
 

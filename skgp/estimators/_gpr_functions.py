@@ -1,7 +1,5 @@
 """The latent function of `GaussianProcessRegressor`, and gradients of its predictions in X."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np
@@ -10,7 +8,7 @@ from sklearn.gaussian_process.kernels import ConstantKernel, Kernel, Product, Su
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted
 
-from skgp.estimators._exact import validated
+from skgp.estimators._front_door import validated
 from skgp.estimators._functions import std_gradient
 from skgp.estimators._predictive import covariance_root, of_targets
 from skgp.estimators._validation import check_n_samples

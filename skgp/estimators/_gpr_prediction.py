@@ -1,7 +1,5 @@
 """Predictions of `GaussianProcessRegressor`, and its evidence at theta."""
 
-from __future__ import annotations
-
 import itertools
 from typing import Any
 
@@ -14,8 +12,8 @@ from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted
 
 from skgp.estimators._base import resolve_device
-from skgp.estimators._exact import evidence_or_infinity, validated
 from skgp.estimators._fitting import within_limits
+from skgp.estimators._front_door import evidence_or_infinity, validated
 from skgp.estimators._functions import check_gradients_asked
 from skgp.estimators._gpr_functions import RegressorFunctions, white_variance
 from skgp.estimators._predictive import of_targets

@@ -16,19 +16,7 @@ from sklearn.gaussian_process.kernels import (
     WhiteKernel,
 )
 
-from skgp.estimators.defaults import (
-    FEW_LABELS,
-    LATENT_BOUNDS,
-    LATENT_VARIANCE,
-    MANY_COLUMNS,
-    NOISE_BOUNDS,
-    SERIES_SCALE,
-    SERIES_SCALE_BOUNDS,
-    SERIES_VARIANCE_BOUNDS,
-    SIGNAL_BOUNDS,
-    SIX_STATES_ROWS,
-    TWO_SCALES,
-)
+from skgp.estimators import defaults
 from skgp.kernels import ActiveDims, state_space
 from skgp.kernels.expression import split_noise, summands
 from skgp.kernels.scales import capped_weights, robust_range, robust_std
@@ -38,7 +26,7 @@ def default_kernels(
     X: np.ndarray,
     sample_weight: np.ndarray | None = None,
     *,
-    bounds: tuple[float, float] = SIGNAL_BOUNDS,
+    bounds: tuple[float, float] = defaults.SIGNAL_BOUNDS,
 ) -> list[Kernel]:
     """Return families of decreasing smoothness, scaled to the columns of X, with noise.
 
@@ -49,7 +37,8 @@ def default_kernels(
     """
     length_scale = np.sqrt(X.shape[1]) * column_spreads(X, sample_weight)
     return [
-        ConstantKernel(1.0, bounds) * _shape(nu, length_scale) + WhiteKernel(0.1, NOISE_BOUNDS)
+        ConstantKernel(1.0, bounds) * _shape(nu, length_scale)
+        + WhiteKernel(0.1, defaults.NOISE_BOUNDS)
         for nu in (np.inf, 2.5, 1.5, 0.5)
     ]
 
@@ -65,14 +54,17 @@ def default_classification_kernels(
     Matern 3/2 with one length scale for all. ``link`` has the units of the latent function.
     """
     length_scale = np.sqrt(X.shape[1]) * column_spreads(X, sample_weight)
-    if X.shape[0] <= FEW_LABELS:
+    if X.shape[0] <= defaults.FEW_LABELS:
         shapes = [_shape(2.5, length_scale)]
     else:
         shapes = [_shape(nu, length_scale) for nu in (np.inf, 2.5, 1.5)]
-    if X.shape[1] > MANY_COLUMNS:
+    if X.shape[1] > defaults.MANY_COLUMNS:
         shared = _distance_from_centre(X, sample_weight)
         shapes += [_shape(nu, shared) for nu in (np.inf, 1.5)]
-    return [ConstantKernel(LATENT_VARIANCE[link], LATENT_BOUNDS) * shape for shape in shapes]
+    return [
+        ConstantKernel(defaults.LATENT_VARIANCE[link], defaults.LATENT_BOUNDS) * shape
+        for shape in shapes
+    ]
 
 
 def isotropic_classification_kernels(
@@ -84,7 +76,10 @@ def isotropic_classification_kernels(
     """
     shared = _distance_from_centre(X, sample_weight)
     shapes = [_shape(nu, shared) for nu in (np.inf, 2.5, 1.5)]
-    return [ConstantKernel(LATENT_VARIANCE[link], LATENT_BOUNDS) * shape for shape in shapes]
+    return [
+        ConstantKernel(defaults.LATENT_VARIANCE[link], defaults.LATENT_BOUNDS) * shape
+        for shape in shapes
+    ]
 
 
 def _distance_from_centre(X: np.ndarray, sample_weight: np.ndarray | None) -> float:
@@ -121,7 +116,7 @@ def with_noise(kernel: Kernel) -> Kernel:
     """Return the kernel with a ``WhiteKernel`` summand: its own, or a new one of level 0.01."""
     if split_noise(kernel)[1] is not None:
         return kernel
-    return kernel + WhiteKernel(1e-2, NOISE_BOUNDS)
+    return kernel + WhiteKernel(1e-2, defaults.NOISE_BOUNDS)
 
 
 def noise_on_top(kernel: Kernel) -> Kernel:
@@ -170,24 +165,15 @@ def default_series_kernels(x: np.ndarray, variance: float = 1.0) -> list[Kernel]
     unit = _range(x)
 
     def single(nu: float, scale: float = 1.0, share: float = 1.0) -> Kernel:
-        return _matern(nu, scale * SERIES_SCALE * unit, unit, share * variance)
+        return _matern(nu, scale * defaults.SERIES_SCALE * unit, unit, share * variance)
 
     def double(nu: float) -> Kernel:
-        return single(nu, TWO_SCALES, 0.5) + single(nu, 1.0, 0.5)
+        return single(nu, defaults.TWO_SCALES, 0.5) + single(nu, 1.0, 0.5)
 
     kernels = [single(1.5), single(2.5), single(0.5), double(1.5)]
-    if len(x) <= SIX_STATES_ROWS:
+    if len(x) <= defaults.SIX_STATES_ROWS:
         kernels += [single(np.inf), double(2.5)]
     return kernels
-
-
-def default_component_kernel(x: np.ndarray, n_columns: int, variance: float = 1.0) -> Kernel:
-    """Return the kernel that one column x (n,) of an additive model starts with.
-
-    All `n_columns` share the `variance` of the sum of the components.
-    """
-    unit = _range(x)
-    return _matern(1.5, unit / 4, unit, variance / n_columns)
 
 
 def process_kernels(X: np.ndarray, given: Kernel | None, variance: float) -> list[Kernel | None]:
@@ -200,8 +186,8 @@ def process_kernels(X: np.ndarray, given: Kernel | None, variance: float) -> lis
         if n_columns == 1:
             return [*default_series_kernels(X[:, 0], variance)]
         return [
-            ActiveDims(default_component_kernel(X[:, column], n_columns, variance), [column])
-            for column in range(n_columns)
+            ActiveDims(_matern(1.5, unit / 4, unit, variance / n_columns), [column])
+            for column, unit in enumerate(map(_range, X.T))
         ]
     kernels = [given] if n_columns == 1 else column_kernels(given, n_columns)
     for kernel in kernels:
@@ -294,9 +280,9 @@ def _holds(kernel: Kernel, leaf: type[Kernel]) -> bool:
 
 def _matern(nu: float, length_scale: float, unit: float, variance: float) -> Kernel:
     """``constant * Matern``, of infinite nu the RBF."""
-    bounds = SERIES_SCALE_BOUNDS[0] * unit, SERIES_SCALE_BOUNDS[1] * unit
+    bounds = defaults.SERIES_SCALE_BOUNDS[0] * unit, defaults.SERIES_SCALE_BOUNDS[1] * unit
     shape = RBF(length_scale, bounds) if nu == np.inf else Matern(length_scale, bounds, nu=nu)
-    return ConstantKernel(variance, SERIES_VARIANCE_BOUNDS) * shape
+    return ConstantKernel(variance, defaults.SERIES_VARIANCE_BOUNDS) * shape
 
 
 def _range(x: np.ndarray) -> float:

@@ -1,7 +1,5 @@
 """The distribution of a new observation given that of f, on NumPy arrays, and its score."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from typing import Any, cast
@@ -15,16 +13,9 @@ from scipy.stats import norm
 from sklearn.pipeline import Pipeline
 from sklearn.utils import gen_batches
 
+from skgp.estimators import defaults
 from skgp.estimators._base import clip_variance, to_tensor
 from skgp.estimators._validation import check_counts
-from skgp.estimators.defaults import (
-    COVARIANCE_ELEMENTS,
-    HERMITE_RANGE,
-    HERMITE_STEP,
-    HERMITE_TERMS,
-    LIKELIHOOD_ELEMENTS,
-    MAX_EXPONENT,
-)
 from skgp.likelihoods import NumericLikelihood
 
 
@@ -172,7 +163,7 @@ def by_elements(function: Callable, *arrays: np.ndarray):
     columns = [to_tensor(np.broadcast_to(array, shape)).reshape(-1) for array in arrays]
     parts = [
         function(*(column[rows] for column in columns))
-        for rows in gen_batches(len(columns[0]), LIKELIHOOD_ELEMENTS)
+        for rows in gen_batches(len(columns[0]), defaults.LIKELIHOOD_ELEMENTS)
     ]
     if isinstance(parts[0], tuple):
         return tuple(torch.cat(part).reshape(shape).numpy() for part in zip(*parts, strict=True))
@@ -194,7 +185,7 @@ def exponential_covariance(mean: np.ndarray, covariance: np.ndarray) -> np.ndarr
         # |e^C - 1|, in logarithms: a vast mean times a tiny covariance then is no infinity.
         log_size = np.maximum(C, 0.0) + np.log(-np.expm1(-np.abs(C)))
         exponent = log_mean[rows, None] + log_mean + log_size
-        return np.sign(C) * np.exp(np.minimum(exponent, MAX_EXPONENT))
+        return np.sign(C) * np.exp(np.minimum(exponent, defaults.MAX_EXPONENT))
 
     with np.errstate(divide="ignore"):  # log(0) where the covariance is 0
         return _by_blocks(block, len(mean))
@@ -218,8 +209,8 @@ def link_covariance(
     """
     std = np.sqrt(np.maximum(covariance.diagonal(), 0.0))
     nodes, basis = _hermite_rule()
-    coefficients = np.empty((len(mean), HERMITE_TERMS))
-    for rows in gen_batches(len(mean), max(1, COVARIANCE_ELEMENTS // len(nodes))):
+    coefficients = np.empty((len(mean), defaults.HERMITE_TERMS))
+    for rows in gen_batches(len(mean), max(1, defaults.COVARIANCE_ELEMENTS // len(nodes))):
         coefficients[rows] = function(mean[rows, None] + std[rows, None] * nodes) @ basis
     # A row without variance has no correlation.
     inverse = np.divide(1.0, std, out=np.zeros_like(std), where=std > 0)
@@ -243,12 +234,13 @@ def _hermite_rule() -> tuple[np.ndarray, np.ndarray]:
     For an analytic g under a Gaussian the trapezoidal rule converges exponentially: the softplus is
     integrated to 1e-8 up to a latent standard deviation of 10.
     """
-    nodes = HERMITE_STEP * np.arange(
-        -round(HERMITE_RANGE / HERMITE_STEP), round(HERMITE_RANGE / HERMITE_STEP) + 1
+    nodes = defaults.HERMITE_STEP * np.arange(
+        -round(defaults.HERMITE_RANGE / defaults.HERMITE_STEP),
+        round(defaults.HERMITE_RANGE / defaults.HERMITE_STEP) + 1,
     )
-    density = HERMITE_STEP * norm.pdf(nodes)
+    density = defaults.HERMITE_STEP * norm.pdf(nodes)
     hermite = [np.ones_like(nodes), nodes]  # He_k / sqrt(k!)
-    for k in range(1, HERMITE_TERMS):
+    for k in range(1, defaults.HERMITE_TERMS):
         following = nodes * hermite[k] - np.sqrt(k) * hermite[k - 1]
         hermite.append(following / np.sqrt(k + 1))
     return nodes, density[:, None] * np.stack(hermite[1:], axis=1)
@@ -257,7 +249,7 @@ def _hermite_rule() -> tuple[np.ndarray, np.ndarray]:
 def _by_blocks(block: Callable[[slice], np.ndarray], n: int) -> np.ndarray:
     """Return an (n, n) matrix of which ``block`` computes some rows at a time."""
     out = np.empty((n, n))
-    for rows in gen_batches(n, max(1, COVARIANCE_ELEMENTS // n)):
+    for rows in gen_batches(n, max(1, defaults.COVARIANCE_ELEMENTS // n)):
         out[rows] = block(rows)
     return out
 

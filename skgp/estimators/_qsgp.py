@@ -1,12 +1,9 @@
 """Quadruply stochastic Gaussian processes: the estimator of :mod:`skgp.models.qsgp`."""
 
-from __future__ import annotations
-
 from numbers import Real
 
-from skgp.estimators._parameters import Interval, StrOptions, options
-from skgp.estimators._qsgp_common import CONSTRAINTS
-from skgp.estimators._qsgp_fitting import QSGPFitting
+from skgp.estimators._parameters import Interval, StrOptions, keep_parameters, options
+from skgp.estimators._qsgp_fitting import CONSTRAINTS, QSGPFitting
 
 
 class QSGPRegressor(QSGPFitting):
@@ -225,29 +222,4 @@ class QSGPRegressor(QSGPFitting):
         memory_budget=None,
         verbose=0,
     ):
-        self.kernel = kernel
-        self.basis = basis
-        self.n_basis = n_basis
-        self.likelihood = likelihood
-        self.solver = solver
-        self.covariance = covariance
-        self.n_dense_columns = n_dense_columns
-        self.basis_batch_size = basis_batch_size
-        self.batch_size = batch_size
-        self.n_support = n_support
-        self.augment = augment
-        self.feature_map = feature_map
-        self.optimizer = optimizer
-        self.normalize_y = normalize_y
-        self.max_iter = max_iter
-        self.tol = tol
-        self.learning_rate = learning_rate
-        self.warm_start = warm_start
-        self.early_stopping = early_stopping
-        self.validation_fraction = validation_fraction
-        self.random_state = random_state
-        self.device = device
-        self.dtype = dtype
-        self.n_jobs = n_jobs
-        self.memory_budget = memory_budget
-        self.verbose = verbose
+        keep_parameters(self, locals())

@@ -1,12 +1,10 @@
 """Quadruply stochastic GP classification: the estimator of :mod:`skgp.models.qsgp`."""
 
-from __future__ import annotations
-
 from skgp.estimators._base_classifier import StreamingGPClassifier
-from skgp.estimators._parameters import StrOptions, options
-from skgp.estimators._projection import ProjectedClassifierMixin
+from skgp.estimators._parameters import StrOptions, keep_parameters, options
 from skgp.estimators._qsgp_classifier_fitting import QSGPClassifierFitting
-from skgp.estimators._qsgp_common import CONSTRAINTS
+from skgp.estimators._qsgp_fitting import CONSTRAINTS
+from skgp.estimators._reduction import ProjectedClassifierMixin
 
 
 class QSGPClassifier(QSGPClassifierFitting):
@@ -183,29 +181,4 @@ class QSGPClassifier(QSGPClassifierFitting):
         memory_budget=None,
         verbose=0,
     ):
-        self.kernel = kernel
-        self.basis = basis
-        self.n_basis = n_basis
-        self.likelihood = likelihood
-        self.projection = projection
-        self.solver = solver
-        self.bound = bound
-        self.covariance = covariance
-        self.n_dense_columns = n_dense_columns
-        self.basis_batch_size = basis_batch_size
-        self.batch_size = batch_size
-        self.n_support = n_support
-        self.augment = augment
-        self.feature_map = feature_map
-        self.class_weight = class_weight
-        self.optimizer = optimizer
-        self.max_iter = max_iter
-        self.tol = tol
-        self.learning_rate = learning_rate
-        self.warm_start = warm_start
-        self.random_state = random_state
-        self.device = device
-        self.dtype = dtype
-        self.n_jobs = n_jobs
-        self.memory_budget = memory_budget
-        self.verbose = verbose
+        keep_parameters(self, locals())

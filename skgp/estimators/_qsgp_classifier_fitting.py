@@ -1,7 +1,5 @@
 """Fits of `QSGPClassifier`, and what they tell of f: from its parameters to plans and back."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import partial
 from numbers import Integral
@@ -19,9 +17,8 @@ from skgp.estimators._blocks import numbers_of_some
 from skgp.estimators._classification_data import coded_columns
 from skgp.estimators._fitting import Callback, FitSession
 from skgp.estimators._parameters import warn_at_bounds
-from skgp.estimators._projection import ProjectedClassifierMixin
-from skgp.estimators._qsgp_common import QSGPMixin, inducing_points
-from skgp.estimators._reduction import cluster_centres
+from skgp.estimators._qsgp_fitting import QSGPMixin, inducing_points
+from skgp.estimators._reduction import ProjectedClassifierMixin, cluster_centres
 from skgp.estimators._validation import one_vs_rest
 from skgp.inference.laplace import OnlineLaplace
 from skgp.inference.weights.posterior import AugmentedPosterior
@@ -255,14 +252,6 @@ class QSGPClassifierFitting(ProjectedClassifierMixin, QSGPMixin, StreamingGPClas
             "validation_": fit.scores,
             "history_": {**self.history_, "solve": fit.history},
         }
-
-    # ---- prediction ------------------------------------------------------------------------
-
-    def _latent_mean(self, X):
-        return self._evaluate("mean", self._inputs(X))[0]
-
-    def _latent_mean_and_variance(self, X):
-        return self._evaluate("mean_and_variance", self._inputs(X))
 
 
 def merge_equal(data: Data) -> Data:

@@ -10,7 +10,8 @@ are compared with the columns themselves, by fits to some rows (`components_pred
 """
 
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from numbers import Integral
 from typing import Any
 
 import numpy as np
@@ -21,23 +22,16 @@ from sklearn.gaussian_process.kernels import Kernel
 from sklearn.neighbors import NearestNeighbors
 from torch import Tensor
 
-from skgp.estimators._base import to_tensor
-from skgp.estimators.defaults import (
-    CLUSTER_BATCH,
-    CLUSTER_PASSES,
-    FARTHEST,
-    GREEDY_ROWS,
-    MANY_COLUMNS,
-    PROJECTED_ROWS,
-    SCATTER_ROWS,
-    SPREAD_CANDIDATES,
-    SPREAD_COMPARED,
-    SPREAD_ERRORS,
-    SPREAD_NEIGHBORS,
-    TRIAL_JUDGED,
-    TRIAL_ROWS,
+from skgp.data import Data, replicates
+from skgp.estimators import defaults
+from skgp.estimators._base import Backend, BaseGP, arrays, to_tensor
+from skgp.estimators._kernels import (
+    default_classification_kernels,
+    isotropic_classification_kernels,
 )
-from skgp.inference.inducing import greedy_variance
+from skgp.estimators._parameters import Auto, Interval, StrOptions
+from skgp.estimators.defaults import MANY_COLUMNS
+from skgp.inference.pivots import greedy_variance
 from skgp.kernels.distances import origin
 from skgp.kernels.scales import length_scales
 from skgp.learning.defaults import LABEL_SHARE
@@ -72,8 +66,8 @@ def inducing_points(
         return X[distinct]
     if init == "random":
         return X[random_state.choice(distinct, n_points, replace=False)]
-    if len(distinct) > GREEDY_ROWS:
-        distinct = random_state.choice(distinct, GREEDY_ROWS, replace=False)
+    if len(distinct) > defaults.GREEDY_ROWS:
+        distinct = random_state.choice(distinct, defaults.GREEDY_ROWS, replace=False)
     rows = X[distinct]
     return rows[greedy_variance(kernel, to_tensor(rows), n_points).numpy()]
 
@@ -105,13 +99,13 @@ def cluster_centres(
         return X[distinct]
     scale, middle = length_scales(kernel, to_tensor(X)).numpy(), origin(to_tensor(X)).numpy()
     # Far from 0 they would lose their digits.
-    rows = np.clip((X - middle) / scale, -FARTHEST, FARTHEST).astype(np.float32)
+    rows = np.clip((X - middle) / scale, -defaults.FARTHEST, defaults.FARTHEST).astype(np.float32)
     kmeans = MiniBatchKMeans(
         n_points,
         init="random",
         n_init=1,
-        max_iter=CLUSTER_PASSES,
-        batch_size=max(CLUSTER_BATCH, n_points),
+        max_iter=defaults.CLUSTER_PASSES,
+        batch_size=max(defaults.CLUSTER_BATCH, n_points),
         max_no_improvement=None,
         reassignment_ratio=0.0,
         compute_labels=False,
@@ -123,11 +117,7 @@ def cluster_centres(
 
 def distinct_rows(X: np.ndarray) -> np.ndarray:
     """Return the index of the first of each set of equal rows, in order."""
-    X = np.ascontiguousarray(X + 0.0)  # -0. becomes 0., for rows are compared byte by byte
-    first: dict[int, int] = {}
-    for index, row in enumerate(X):
-        first.setdefault(hash(row.tobytes()), index)
-    return np.fromiter(first.values(), dtype=np.int64)
+    return np.unique(replicates(X), return_index=True)[1]
 
 
 def class_centres(
@@ -184,8 +174,8 @@ class Projection:
         By products of one size: what they round to depends on their shape, and no row's
         coordinates are to depend on the rows beside it.
         """
-        n_tiles = -(-len(X) // PROJECTED_ROWS)
-        tiles = np.zeros((n_tiles, PROJECTED_ROWS, X.shape[1]))
+        n_tiles = -(-len(X) // defaults.PROJECTED_ROWS)
+        tiles = np.zeros((n_tiles, defaults.PROJECTED_ROWS, X.shape[1]))
         np.subtract(X, self.mean, out=tiles.reshape(-1, X.shape[1])[: len(X)])
         return (tiles @ self.directions).reshape(-1, self.directions.shape[1])[: len(X)]
 
@@ -226,9 +216,13 @@ def principal_components(
 def _scatter(X: np.ndarray, mean: np.ndarray, sample_weight: np.ndarray | None) -> np.ndarray:
     """Sum of squares and products (d, d) of rows less their mean."""
     total = np.zeros((X.shape[1], X.shape[1]))
-    for start in range(0, len(X), SCATTER_ROWS):
-        rows = X[start : start + SCATTER_ROWS] - mean
-        weight = 1.0 if sample_weight is None else sample_weight[start : start + SCATTER_ROWS, None]
+    for start in range(0, len(X), defaults.SCATTER_ROWS):
+        rows = X[start : start + defaults.SCATTER_ROWS] - mean
+        weight = (
+            1.0
+            if sample_weight is None
+            else sample_weight[start : start + defaults.SCATTER_ROWS, None]
+        )
         total += (weight * rows).T @ rows
     return total
 
@@ -252,18 +246,18 @@ def _choose(
 
     Copies of a row would predict each other in any coordinates, and count once.
     """
-    rows = random_state.permutation(distinct_rows(X))[:SPREAD_CANDIDATES]
-    if len(rows) <= 2 * SPREAD_NEIGHBORS:
+    rows = random_state.permutation(distinct_rows(X))[: defaults.SPREAD_CANDIDATES]
+    if len(rows) <= 2 * defaults.SPREAD_NEIGHBORS:
         return plain
     losses = [_left_out_losses(each(X[rows]), targets[rows]) for each in (plain, scaled)]
-    clear = improves(losses[1], losses[0], n_errors=SPREAD_ERRORS, least_effect=0.0)
+    clear = improves(losses[1], losses[0], n_errors=defaults.SPREAD_ERRORS, least_effect=0.0)
     return scaled if clear else plain
 
 
 def _left_out_losses(Z: np.ndarray, targets: np.ndarray) -> np.ndarray:
     """Squared errors (p,) of some rows predicted by the mean of those nearest to each."""
-    p = min(SPREAD_COMPARED, len(Z))
-    search = NearestNeighbors(n_neighbors=SPREAD_NEIGHBORS + 1, algorithm="brute").fit(Z)
+    p = min(defaults.SPREAD_COMPARED, len(Z))
+    search = NearestNeighbors(n_neighbors=defaults.SPREAD_NEIGHBORS + 1, algorithm="brute").fit(Z)
     nearest = search.kneighbors(Z[:p], return_distance=False)
     others = (nearest != np.arange(p)[:, None])[..., None]
     predicted = (targets[nearest] * others).sum(1) / others.sum(1)
@@ -288,10 +282,14 @@ def components_predict_better(
     labels = is_classifier(estimator)
     random = np.random.RandomState(seed)
     first = y if y.ndim == 1 else y[:, 0]  # of several targets one is stratified
-    judged = held_out_rows(first, min(len(X) // 3, TRIAL_JUDGED), random, X=X, classes=labels)
+    judged = held_out_rows(
+        first, min(len(X) // 3, defaults.TRIAL_JUDGED), random, X=X, classes=labels
+    )
     rows = np.flatnonzero(~judged)
-    if len(rows) > TRIAL_ROWS:
-        left = held_out_rows(first[rows], len(rows) - TRIAL_ROWS, random, X=X[rows], classes=labels)
+    if len(rows) > defaults.TRIAL_ROWS:
+        left = held_out_rows(
+            first[rows], len(rows) - defaults.TRIAL_ROWS, random, X=X[rows], classes=labels
+        )
         rows = rows[~left]
     if not judged.any():
         return False
@@ -301,7 +299,7 @@ def components_predict_better(
     parameters = estimator.get_params(deep=False)
     parameters = {name: parameters[name] for name in _OF_THE_FIT if name in parameters}
     losses = []
-    for projection in (None, min(MANY_COLUMNS, len(rows))):
+    for projection in (None, min(defaults.MANY_COLUMNS, len(rows))):
         trial = type(estimator)(projection=projection, random_state=seed, **parameters)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # what the fit itself does warns by itself
@@ -313,3 +311,81 @@ def components_predict_better(
     if labels:
         return not improves(columns, components, weight=weight, least_share=LABEL_SHARE)
     return improves(components, columns, weight=weight)
+
+
+class ProjectionMixin(BaseGP):
+    """What the kernel sees of rows: their columns, or principal components learned by `fit`."""
+
+    _projection_constraints: dict[str, list[Any]] = {
+        "projection": [Interval(Integral, 1, None, closed="left"), StrOptions({"auto"}), None],
+    }
+
+    projection: int | Auto | None
+    _projection: Projection | None
+
+    def _projected(
+        self, data: Data, targets: np.ndarray, backend: Backend, *, chooses: bool = True
+    ) -> Data:
+        """Learn the projection that the parameters ask for and return the data as projected.
+
+        `targets` (n, c) tell whether the columns share a unit. "auto" is None unless this `chooses`
+        one. ValueError if ``projection`` is more than the number of columns.
+        """
+        X, weight = arrays(data)
+        d = X.shape[1]
+        asked = self.projection
+        if asked == "auto":
+            helps = chooses and self._projection_helps(data, targets.shape[1], backend)
+            asked = MANY_COLUMNS if helps else None
+        if asked is not None and asked > d:
+            raise ValueError(
+                f"projection={asked} is more than the {d} columns of X; give {d} or less, or None."
+            )
+        self._projection = None
+        if asked is not None:
+            self._projection = principal_components(
+                X,
+                min(asked, len(X), d),
+                weight,
+                targets=targets,
+                random_state=np.random.RandomState(backend.seed),
+            )
+        return replace(data, X=to_tensor(self._inputs(X)))
+
+    def _projection_helps(self, data: Data, n_latent: int, backend: Backend) -> bool:
+        """Whether components of many columns predict better, of a default kernel."""
+        if self.kernel is not None or data.X.shape[1] <= MANY_COLUMNS:
+            return False
+        if self._goes_on:
+            return self._projection is not None
+        X, weight = arrays(data)
+        exposure = None if data.offset is None else data.offset[:, 0].exp().numpy()
+        return components_predict_better(
+            self, X, data.y.numpy(), weight, exposure=exposure, seed=backend.seed
+        )
+
+    def _inputs(self, X: np.ndarray) -> np.ndarray:
+        """Rows of X as the kernel sees them."""
+        return X if self._projection is None else self._projection(X)
+
+
+class ProjectedClassifierMixin(ProjectionMixin):
+    """The same, with default kernels that suit what they see."""
+
+    likelihood: str
+
+    def _kernels(self, X: np.ndarray, sample_weight: np.ndarray | None) -> list[Kernel]:
+        if self.kernel is not None:
+            return [self._given_kernel(X)]
+        # Principal components share a unit.
+        projected = self._projection is not None
+        make = isotropic_classification_kernels if projected else default_classification_kernels
+        return make(X, sample_weight, link=self.likelihood)
+
+
+def as_seen(data: Data, *, projection: Projection | None, to: tuple) -> Data:
+    """Observations of a block as a fit sees them: y (n, c), X projected, where it is to run."""
+    y = data.y if data.y.ndim == 2 else data.y[:, None]
+    X = data.X if projection is None else to_tensor(projection(data.X.numpy()))
+    device, dtype = to
+    return replace(data, X=X, y=y).to(device).to(dtype)

@@ -1,7 +1,5 @@
 """Observations of a regressor: validated, weighted, and standardised target by target."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
@@ -14,11 +12,7 @@ from sklearn.utils.validation import _num_samples
 from skgp.blocks import Blocks, MappedBlocks
 from skgp.data import Data, n_observations
 from skgp.estimators._base import Backend, keep_weighted_rows, to_tensor
-from skgp.estimators._blocks import (
-    check_all_counts,
-    checked_moments,
-    some_of,
-)
+from skgp.estimators._blocks import check_all_counts, checked_moments, some_of
 from skgp.estimators._functions import LatentFunction
 from skgp.estimators._log_normal import check_positive_targets, exponential, log_normal_std
 from skgp.estimators._predictive import (
@@ -28,11 +22,7 @@ from skgp.estimators._predictive import (
     rounding_of,
     with_axes,
 )
-from skgp.estimators._validation import (
-    check_counts,
-    check_exposure,
-    validate_training_data,
-)
+from skgp.estimators._validation import check_counts, check_exposure, validate_training_data
 from skgp.estimators.defaults import UNLIKE_WEIGHTS
 from skgp.kernels.expression import split_noise
 from skgp.kernels.scales import capped_weights
@@ -179,7 +169,10 @@ class RegressionData(LatentFunction):
         constant, sample_weight = False, capped_weights(sample_weight)
         if self.normalize_y and self._is_additive:
             mean = np.average(y, axis=0, weights=sample_weight)
-            scale = np.sqrt(np.average((y - mean) ** 2, axis=0, weights=sample_weight))
+            # By a power of two, which rounds nothing: the squares of 1e-200 are 0.
+            unit = np.ldexp(1.0, np.frexp(np.abs(y - mean).max(axis=0))[1])
+            ratio = (y - mean) / unit
+            scale = unit * np.sqrt(np.average(ratio**2, axis=0, weights=sample_weight))
             constant = is_constant(scale, y)
             if self._has_heavy_tails and not constant:
                 weight = None if sample_weight is None else to_tensor(sample_weight)

@@ -1,9 +1,6 @@
 """The base of regressors whose likelihood is a parameter: Gaussian, Student-t, Poisson, own."""
 
-from __future__ import annotations
-
 import math
-from abc import abstractmethod
 from numbers import Real
 from typing import Any, cast
 
@@ -21,8 +18,8 @@ from skgp.likelihoods import Gaussian, NumericLikelihood, Poisson, StudentT
 class LikelihoodGPRegressor(BaseGPRegressor):
     """A regressor with one latent function and Gaussian or Student-t noise, counts, or any other.
 
-    Its other base class has the latent hooks `_means` and `_moments`, of shapes (n, 1); or (n, t)
-    and (n, 1) of several targets.
+    Its latent hooks `_means` and `_moments` are of shapes (n, 1); or (n, t) and (n, 1) of several
+    targets.
 
     Parameters
     ----------
@@ -193,14 +190,6 @@ class LikelihoodGPRegressor(BaseGPRegressor):
         self.kernel_, self._likelihood, self._noise_variance = kernel, None, noise
         for name in ("likelihood_scale_", "degrees_of_freedom_"):  # of an earlier fit
             self.__dict__.pop(name, None)
-
-    @abstractmethod
-    def _means(self, X: np.ndarray) -> np.ndarray:
-        """Latent means, shape (n, 1) or (n, t)."""
-
-    @abstractmethod
-    def _moments(self, X: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Latent means and variances, of shapes (n, 1), or (n, t) and (n, 1)."""
 
     def _by_target(self, mean: Any) -> Any:
         """Means (n, t) of all targets, those (n, 1) of one as (n,)."""

@@ -1,7 +1,5 @@
 """Sparse-within-sparse GP regression: the estimator of :mod:`skgp.models.swsgp`."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np
@@ -12,7 +10,7 @@ from skgp.data import Data
 from skgp.estimators._base import Backend, arrays, merged, to_tensor
 from skgp.estimators._base_regressor import StreamingGPRegressor
 from skgp.estimators._fitting import FitSession
-from skgp.estimators._parameters import StrOptions, warn_at_bounds
+from skgp.estimators._parameters import StrOptions, keep_parameters, warn_at_bounds
 from skgp.estimators._regression_likelihood import LikelihoodGPRegressor
 from skgp.estimators._swsgp_common import SWSGPMixin
 from skgp.estimators._vecchia import VecchiaGPRegressor
@@ -216,36 +214,7 @@ class SWSGPRegressor(SWSGPMixin, LikelihoodGPRegressor, StreamingGPRegressor):
         memory_budget=None,
         verbose=0,
     ):
-        self.kernel = kernel
-        self.method = method
-        self.likelihood = likelihood
-        self.link = link
-        self.n_inducing = n_inducing
-        self.n_neighbors = n_neighbors
-        self.kl_weight = kl_weight
-        self.covariance = covariance
-        self.inducing = inducing
-        self.init = init
-        self.neighbors = neighbors
-        self.solver = solver
-        self.polish = polish
-        self.joint_prediction = joint_prediction
-        self.projection = projection
-        self.degrees_of_freedom = degrees_of_freedom
-        self.optimizer = optimizer
-        self.normalize_y = normalize_y
-        self.max_iter = max_iter
-        self.tol = tol
-        self.learning_rate = learning_rate
-        self.batch_size = batch_size
-        self.warm_start = warm_start
-        self.validation_fraction = validation_fraction
-        self.random_state = random_state
-        self.device = device
-        self.dtype = dtype
-        self.n_jobs = n_jobs
-        self.memory_budget = memory_budget
-        self.verbose = verbose
+        keep_parameters(self, locals())
 
     # ---- training ------------------------------------------------------------------------
 

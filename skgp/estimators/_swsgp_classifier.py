@@ -1,7 +1,5 @@
 """Sparse-within-sparse GP classification: the estimator of :mod:`skgp.models.swsgp` for labels."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from functools import partial
@@ -16,9 +14,13 @@ from skgp.estimators._base import Backend, arrays, to_tensor
 from skgp.estimators._base_classifier import StreamingGPClassifier
 from skgp.estimators._classification_data import coded_columns
 from skgp.estimators._fitting import FitSession
-from skgp.estimators._parameters import StrOptions, warn_at_bounds
-from skgp.estimators._projection import ProjectedClassifierMixin
-from skgp.estimators._reduction import INITIALISERS, class_centres, inducing_points
+from skgp.estimators._parameters import StrOptions, keep_parameters, warn_at_bounds
+from skgp.estimators._reduction import (
+    INITIALISERS,
+    ProjectedClassifierMixin,
+    class_centres,
+    inducing_points,
+)
 from skgp.estimators._swsgp_common import SWSGPMixin
 from skgp.estimators._vecchia_classifier import VecchiaGPClassifier
 from skgp.estimators.defaults import (
@@ -224,33 +226,7 @@ class SWSGPClassifier(ProjectedClassifierMixin, SWSGPMixin, StreamingGPClassifie
         memory_budget=None,
         verbose=0,
     ):
-        self.kernel = kernel
-        self.method = method
-        self.likelihood = likelihood
-        self.n_inducing = n_inducing
-        self.n_neighbors = n_neighbors
-        self.kl_weight = kl_weight
-        self.covariance = covariance
-        self.inducing = inducing
-        self.init = init
-        self.neighbors = neighbors
-        self.solver = solver
-        self.polish = polish
-        self.projection = projection
-        self.class_weight = class_weight
-        self.optimizer = optimizer
-        self.max_iter = max_iter
-        self.tol = tol
-        self.learning_rate = learning_rate
-        self.batch_size = batch_size
-        self.warm_start = warm_start
-        self.validation_fraction = validation_fraction
-        self.random_state = random_state
-        self.device = device
-        self.dtype = dtype
-        self.n_jobs = n_jobs
-        self.memory_budget = memory_budget
-        self.verbose = verbose
+        keep_parameters(self, locals())
 
     # ---- training ------------------------------------------------------------------------
 
@@ -369,8 +345,3 @@ class SWSGPClassifier(ProjectedClassifierMixin, SWSGPMixin, StreamingGPClassifie
 
     def _few_points(self, n_latent: int) -> int:
         return int(SWSGP_FULL_ROWS / n_latent**0.5)
-
-    # ---- prediction ------------------------------------------------------------------------
-
-    _latent_mean = SWSGPMixin._means
-    _latent_mean_and_variance = SWSGPMixin._moments

@@ -15,9 +15,14 @@ from skgp.data import Data
 from skgp.estimators._base import Backend, arrays
 from skgp.estimators._fitting import FitSession
 from skgp.estimators._parameters import Auto, Interval, Option, StrOptions, options
-from skgp.estimators._projection import ProjectionMixin, as_seen
-from skgp.estimators._reduction import INITIALISERS, inducing_points, warn_of_few_rows
-from skgp.estimators._vecchia_common import VecchiaMixin
+from skgp.estimators._reduction import (
+    INITIALISERS,
+    ProjectionMixin,
+    as_seen,
+    inducing_points,
+    warn_of_few_rows,
+)
+from skgp.estimators._vecchia import VecchiaMixin
 from skgp.estimators.defaults import (
     POLISHED_SHARE,
     SWSGP_BLOCKS_INDUCING,
@@ -139,10 +144,14 @@ class SWSGPMixin(ProjectionMixin):
         """How to fit, as the parameters say; ``n_neighbors_`` of as many points is set."""
         sparse = self.inducing == "auto" and n_points <= POLISHED_SHARE * n_rows
         learns = (self.inducing == "learned" or sparse) and self._learns
+        covariance = self.covariance
+        if covariance == "auto":  # full where that has closed forms
+            closed = self.n_neighbors_ >= n_points and self._is_fixed
+            covariance = "full" if closed else "diagonal"
         return Settings(
             n_neighbors=self.n_neighbors_,
             kl_weight=None if self.kl_weight == "auto" else float(self.kl_weight),
-            covariance=self._covariance_of(n_points),
+            covariance=covariance,
             learn_inducing=learns and (self.inducing == "learned" or self.solver == "adam"),
             polish_inducing=learns,
             learn_hyperparameters=self._learns,
@@ -221,17 +230,6 @@ class SWSGPMixin(ProjectionMixin):
         """Points up to which all are the neighbours of every row; 0 for none."""
         return 0
 
-    def _covariance_of(self, n_points: int) -> str:
-        """Of q(u): "auto" is full where that has closed forms."""
-        if self.covariance != "auto":
-            return self.covariance
-        return "full" if self.n_neighbors_ >= n_points and self._is_fixed else "diagonal"
-
-    def _polishes(self, n_points: int, n_rows: int) -> bool:
-        """Whether to polish: "auto" does where hyper-parameters of all rows cannot suit."""
-        asked = self.polish if self.polish != "auto" else n_points <= POLISHED_SHARE * n_rows
-        return asked and self._learns
-
     def _fit_variational(
         self,
         kernel: Kernel,
@@ -252,7 +250,10 @@ class SWSGPMixin(ProjectionMixin):
         start, settings = self._warm_state(data, backend), self._settings(len(Z), len(data))
         if start is not None and self.kl_weight == "auto":
             settings = replace(settings, kl_weight=self._kl_factor * (len(Z) / self.n_neighbors_))
-        settings = replace(settings, polish=self._polishes(len(Z), len(data)), rival=rival)
+        polish = self.polish
+        if polish == "auto":  # where hyper-parameters of all rows cannot suit
+            polish = len(Z) <= POLISHED_SHARE * len(data)
+        settings = replace(settings, polish=polish and self._learns, rival=rival)
         given: Data | MappedBlocks = data
         if blocks is not None:
             seen = partial(as_seen, projection=self._projection, to=(backend.device, backend.dtype))
@@ -384,13 +385,8 @@ class SWSGPMixin(ProjectionMixin):
         return 8 * H * (4 * H + d) + 64 * H
 
     def _moments(self, X: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Latent means and variances, shapes (n, c)."""
-        mean, var = self._evaluate("mean_and_variance", self._inputs(X))
+        mean, var = super()._moments(X)
         return mean, np.broadcast_to(var.reshape(len(mean), -1), mean.shape)
-
-    def _means(self, X: np.ndarray) -> np.ndarray:
-        """Latent means, shape (n, c)."""
-        return self._evaluate("mean", self._inputs(X))[0]
 
 
 def _learned(estimator: Any) -> dict[str, Any]:

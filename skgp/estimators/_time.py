@@ -167,15 +167,12 @@ def _of_objects(column: Any) -> tuple[np.ndarray, bool]:
     if len(zones) > 1:
         raise ValueError("X mixes times with and without a time zone. Give all of them one.")
     if zones == {True}:
-        values = [v if _is_absent(v) else _naive(v) for v in values]
+        utc = datetime.UTC
+        values = [v if _is_absent(v) else v.astimezone(utc).replace(tzinfo=None) for v in values]
     try:
         return np.array([np.datetime64(_exact(value)) for value in values]), zones == {True}
     except (TypeError, ValueError) as error:
         raise ValueError(f"X holds among its dates what is none: {error}. {_REMEDY}") from error
-
-
-def _naive(value: Any) -> Any:
-    return value.astimezone(datetime.UTC).replace(tzinfo=None)
 
 
 def _exact(value: Any) -> Any:

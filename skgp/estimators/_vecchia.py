@@ -1,26 +1,141 @@
 """Vecchia approximations of GP regression: the estimator of :mod:`skgp.models.vecchia`."""
 
-from __future__ import annotations
-
 from dataclasses import replace
+from numbers import Integral, Real
 from typing import Any
 
 import numpy as np
 import torch
 
 from skgp.data import Data
-from skgp.estimators._base import Backend, arrays, merged, to_tensor
+from skgp.estimators._base import Backend, BaseGP, arrays, merged, to_tensor
 from skgp.estimators._fitting import FitSession
-from skgp.estimators._parameters import StrOptions, warn_at_bounds
+from skgp.estimators._parameters import (
+    Interval,
+    StrOptions,
+    keep_parameters,
+    options,
+    warn_at_bounds,
+)
+from skgp.estimators._reduction import warn_of_few_rows
 from skgp.estimators._regression_likelihood import LikelihoodGPRegressor
-from skgp.estimators._vecchia_common import VecchiaMixin
-from skgp.estimators.defaults import VECCHIA_LABELS, VECCHIA_NEIGHBORS, VECCHIA_ROWS
+from skgp.estimators.defaults import (
+    VECCHIA_LABELS,
+    VECCHIA_MAXIMIN_COLUMNS,
+    VECCHIA_NEIGHBORS,
+    VECCHIA_PREDICTIVE,
+    VECCHIA_ROWS,
+)
 from skgp.inference.vecchia.posterior import VecchiaPosterior
 from skgp.kernels.expression import split_noise
 from skgp.learning.defaults import VECCHIA_INDUCING, VECCHIA_LATENT_INDUCING
+from skgp.learning.search import SearchSettings
+from skgp.learning.vecchia import VecchiaSettings
 from skgp.linalg.runtime import to_arrays
-from skgp.models.vecchia import fit_vecchia
-from skgp.models.vecchia_laplace import fit_vecchia_numbers
+from skgp.models.vecchia import fit_vecchia, fit_vecchia_numbers
+
+
+class VecchiaMixin(BaseGP):
+    """Neighbours, inducing points and order.
+
+    Parameters
+    ----------
+    ordering : {"auto", "maximin", "random"}, default="auto"
+        Order of the observations: each as far as can be from all before it, or at random, by
+        ``random_state``. "auto" is "maximin" for up to 4 columns, where it is quick to find.
+    dtype : {"float64"}, default="float64"
+    memory_budget : float or None, default=None
+        Bytes that a fit or a prediction may take beyond the data and the model. None is 70% of
+        what is free on the device. Less makes tiles smaller.
+
+    Attributes
+    ----------
+    n_neighbors_ : int
+        H, at most the number of distinct inputs less one.
+    n_iter_ : int
+        Evaluations of the search.
+    """
+
+    _vecchia_constraints: dict[str, list[Any]] = {
+        "n_neighbors": [Interval(Integral, 0, None, closed="left")],
+        "n_inducing": [Interval(Integral, 0, None, closed="left"), None],
+        "ordering": [StrOptions({"auto", "maximin", "random"})],
+        "max_iter": [Interval(Integral, 1, None, closed="left")],
+        "tol": [Interval(Real, 0, None, closed="left")],
+        "batch_size": [Interval(Integral, 1, None, closed="left"), None],
+        "dtype": [StrOptions({"float64"})],
+    }
+
+    _option_rules = (options("max_iter tol batch_size", optimizer=("auto",)),)
+
+    #: Of a search, each with neighbours and inducing points as the kernel before it sees them.
+    _n_search_stages = 3
+
+    #: Inducing points by default, of enough rows.
+    _most_inducing = VECCHIA_INDUCING
+
+    #: Whether observations decide on inducing points by default.
+    _chooses_inducing = False
+
+    n_neighbors: int
+    n_inducing: int | None
+    ordering: str
+    max_iter: int
+    tol: float
+    batch_size: int | None
+
+    def _check_parameters(self, *, stream: bool = False) -> None:
+        super()._check_parameters(stream=stream)
+        if not self.n_neighbors and self.n_inducing == 0:
+            raise ValueError(
+                "n_neighbors=0 needs inducing points, without which all rows would be independent; "
+                "got n_inducing=0. Give n_neighbors or n_inducing at least 1."
+            )
+
+    def _settings(self, data: Data) -> VecchiaSettings:
+        """Of distinct observations; sets ``ordering_`` and ``n_neighbors_``."""
+        n, d = data.X.shape
+        few = d <= VECCHIA_MAXIMIN_COLUMNS
+        self.ordering_ = self.ordering
+        if self.ordering == "auto":
+            self.ordering_ = "maximin" if few else "random"
+        self.n_neighbors_ = min(self.n_neighbors, n - 1)
+        n_inducing = self.n_inducing
+        if n_inducing is not None:
+            if n_inducing > n:
+                warn_of_few_rows(n_inducing, n)
+            n_inducing = min(n_inducing, n)
+        elif not (self._chooses_inducing and self.n_neighbors_):
+            n_inducing = min(self._most_inducing, n)
+        return VecchiaSettings(
+            self.n_neighbors_,
+            n_inducing,
+            exact_rows=SearchSettings.exact_rows,
+            n_rows=self._n_rows,
+            n_stages=self._n_search_stages,
+            max_iter=self.max_iter,
+            tol=self.tol,
+        )
+
+    @property
+    def _n_rows(self) -> int | None:
+        """Rows that stand for all in the search; None for all."""
+        return self.batch_size
+
+    @property
+    def _n_predictive(self) -> int:
+        """Neighbours of a prediction."""
+        return max(1, VECCHIA_PREDICTIVE * self.n_neighbors_)
+
+    def _keep_posterior(self, posterior: Any) -> None:
+        self._posterior = posterior
+        self.inducing_points_ = posterior.Z.cpu().numpy()
+        self.n_inducing_ = len(self.inducing_points_)
+
+    def _bytes_per_row(self) -> int:
+        size = self._posterior.neighborhood.size
+        d, m = self.n_features_in_, self.n_inducing_
+        return 8 * size * (4 * size + d + m) + 64 * m + 16 * self._posterior.n_spread
 
 
 class VecchiaGPRegressor(VecchiaMixin, LikelihoodGPRegressor):
@@ -173,24 +288,7 @@ class VecchiaGPRegressor(VecchiaMixin, LikelihoodGPRegressor):
         memory_budget=None,
         verbose=0,
     ):
-        self.kernel = kernel
-        self.n_neighbors = n_neighbors
-        self.n_inducing = n_inducing
-        self.ordering = ordering
-        self.likelihood = likelihood
-        self.link = link
-        self.degrees_of_freedom = degrees_of_freedom
-        self.optimizer = optimizer
-        self.normalize_y = normalize_y
-        self.max_iter = max_iter
-        self.tol = tol
-        self.batch_size = batch_size
-        self.random_state = random_state
-        self.device = device
-        self.dtype = dtype
-        self.n_jobs = n_jobs
-        self.memory_budget = memory_budget
-        self.verbose = verbose
+        keep_parameters(self, locals())
 
     # ---- training ------------------------------------------------------------------------
 
@@ -267,11 +365,8 @@ class VecchiaGPRegressor(VecchiaMixin, LikelihoodGPRegressor):
 
     # ---- prediction, in the standardised scale ---------------------------------------------
 
-    def _means(self, X: np.ndarray) -> np.ndarray:
-        return self._evaluate("mean", X)[0]
-
     def _moments(self, X: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        mean, var = self._evaluate("mean_and_variance", X)
+        mean, var = super()._moments(X)
         return mean, var.reshape(len(var), -1)
 
     def _latent_mean_and_covariance(self, X: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -1,24 +1,21 @@
-"""Vecchia approximations of GP classification: the estimator of `skgp.models.vecchia_laplace`."""
-
-from __future__ import annotations
+"""Vecchia approximations of GP classification: the estimator of `skgp.models.vecchia`."""
 
 from dataclasses import replace
 from numbers import Integral
 
-import numpy as np
 import torch
 
 from skgp.data import Data
 from skgp.estimators._base import Backend, arrays
 from skgp.estimators._base_classifier import BaseGPClassifier
 from skgp.estimators._fitting import FitSession
-from skgp.estimators._parameters import Interval, StrOptions, warn_at_bounds
-from skgp.estimators._projection import ProjectedClassifierMixin
-from skgp.estimators._vecchia_common import VecchiaMixin
+from skgp.estimators._parameters import Interval, StrOptions, keep_parameters, warn_at_bounds
+from skgp.estimators._reduction import ProjectedClassifierMixin
+from skgp.estimators._vecchia import VecchiaMixin
 from skgp.estimators.defaults import VECCHIA_LABELS, VECCHIA_NEIGHBORS
 from skgp.inference.vecchia.latent_posterior import LatentPosterior
 from skgp.likelihoods import Bernoulli
-from skgp.models.vecchia_laplace import fit_vecchia_classifier
+from skgp.models.vecchia import fit_vecchia_classifier
 
 
 class VecchiaGPClassifier(ProjectedClassifierMixin, VecchiaMixin, BaseGPClassifier):
@@ -168,23 +165,7 @@ class VecchiaGPClassifier(ProjectedClassifierMixin, VecchiaMixin, BaseGPClassifi
         memory_budget=None,
         verbose=0,
     ):
-        self.kernel = kernel
-        self.n_neighbors = n_neighbors
-        self.n_inducing = n_inducing
-        self.ordering = ordering
-        self.likelihood = likelihood
-        self.projection = projection
-        self.class_weight = class_weight
-        self.optimizer = optimizer
-        self.max_iter = max_iter
-        self.tol = tol
-        self.batch_size = batch_size
-        self.random_state = random_state
-        self.device = device
-        self.dtype = dtype
-        self.n_jobs = n_jobs
-        self.memory_budget = memory_budget
-        self.verbose = verbose
+        keep_parameters(self, locals())
 
     # ---- training ------------------------------------------------------------------------
 
@@ -220,12 +201,3 @@ class VecchiaGPClassifier(ProjectedClassifierMixin, VecchiaMixin, BaseGPClassifi
         self.kernel_ = fit.kernel
         if self._learns:
             warn_at_bounds(self.kernel_, self.kernel)
-
-    # ---- prediction ------------------------------------------------------------------------
-
-    def _latent_mean(self, X: np.ndarray) -> np.ndarray:
-        return self._evaluate("mean", self._inputs(X))[0]
-
-    def _latent_mean_and_variance(self, X: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        mean, var = self._evaluate("mean_and_variance", self._inputs(X))
-        return mean, var

@@ -45,6 +45,8 @@ SECONDS_A_LINE = 10.0
 
 #: Largest magnitude of an input, by the dtype of a fit: squares of distances stay finite.
 LARGEST_INPUT = {"float64": 1e100, "float32": 1e15}
+#: The same of a target: variances stay finite.
+LARGEST_TARGET = 1e150
 #: What stands for log(0), so that classes that are all impossible come out equal and not NaN.
 LOG_ZERO = -1e300
 #: Logarithm of the greatest moment of e^f; `Poisson` bounds its own alike.

@@ -53,7 +53,7 @@ from torch.utils.checkpoint import checkpoint
 
 from skgp.data import Data
 from skgp.inference import defaults
-from skgp.inference.nearly_exact import nearly_exact, pivot_posterior
+from skgp.inference.pivots import nearly_exact, pivot_posterior
 from skgp.inference.sparse import (
     SparsePosterior,
     SparseState,

@@ -277,7 +277,7 @@ COARSER = 16
 NOVEL = 1e-3  # unexplained part of the prior variance below which a row adds no inducing point
 SEPARABLE = 1e-8  # noise, of the prior variance, that leaves digits to a difference of inverses
 
-# ---- the search of neighbours (neighbors/search.py, metrics.py, kriging.py)
+# ---- the search of neighbours (neighbors/search.py, metrics.py, posterior.py)
 # Columns up to which a tree is faster than all distances (0.5 s against 10.8 s at d = 8); where
 # some hundred queries must repay its growing.
 TREE_COLUMNS, TREE_COLUMNS_FAST = 10, 4

@@ -9,8 +9,6 @@ observations of t targets that share it (Rasmussen and Williams, 2006, Algorithm
 Arrays are NumPy's: the kernel may be one of strings or graphs. Larger ones pass through torch.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 from scipy.linalg.blas import dtrsm

@@ -32,7 +32,6 @@ import torch
 from torch import Tensor
 
 from skgp.data import Data
-from skgp.inference.nearly_exact import PivotCovariance, nearly_exact, pivot_posterior
 from skgp.inference.pathwise import (
     PathwiseCovariance,
     affordable_rank,
@@ -40,6 +39,7 @@ from skgp.inference.pathwise import (
     perturbed_targets,
     pivoted_factor,
 )
+from skgp.inference.pivots import PivotCovariance, nearly_exact, pivot_posterior
 from skgp.inference.weights.gram import optimal_gaussian, optimal_std
 from skgp.inference.weights.posterior import WeightGaussian
 from skgp.kernels.gram import gram, gram_diag, gram_tile

@@ -120,47 +120,23 @@ class SitesFit:
 
 
 def fit_sites(
-    system: System,
-    Y: Tensor,
+    system: System,  # of n rows; their weights are its own
+    Y: Tensor,  # (n, c), observations
     likelihood: Likelihood,
     *,
-    offset: Tensor | None = None,
-    start: Posterior | None = None,
-    max_iter: int = 14,
-    tol: float = 1e-4,
-    damping: float = 0.75,
-    callback: Callback | None = None,
+    offset: Tensor | None = None,  # prior mean of f; broadcasts to (n, c)
+    start: Posterior | None = None,  # where to look up the first sites; without data by default
+    max_iter: int = 14,  # steps at most
+    tol: float = 1e-4,  # change of the ELBO, relative to itself, at which to stop
+    damping: float = 0.75,  # rho, in (0, 1], of the second and later steps; the first is whole
+    callback: Callback | None = None,  # told of each step its entry of the history; True stops
     **cg,
 ) -> SitesFit:
     """Maximise the ELBO over q(u).
 
-    Parameters
-    ----------
-    system : System
-        Of n rows; their weights are its own.
-    Y : Tensor of shape (n, c)
-        Observations.
-    likelihood : Likelihood
-    offset : Tensor that broadcasts to (n, c), optional
-        Prior mean of f.
-    start : Posterior, optional
-        Where to look up the first sites; without data by default.
-    max_iter : int
-        Steps at most.
-    tol : float
-        Change of the ELBO, relative to itself, at which to stop.
-    damping : float
-        rho of the second and later steps, in (0, 1]. The first goes all the way.
-    callback : callable, optional
-        Called after each step with its number and its entry of the history; True stops.
-    cg
-        ``cg_tol`` and ``cg_max_iter``, relative residual (1e-3) and iterations (200) of the system
-        of the mean, begun at the last mean. While the ELBO rises fast, by fifty times `tol`, up to
-        five times that residual will do.
-
-    Returns
-    -------
-    SitesFit
+    ``cg_tol`` and ``cg_max_iter`` are relative residual (1e-3) and iterations (200) of the system
+    of the mean, begun at the last mean. While the ELBO rises fast, by fifty times `tol`, up to five
+    times that residual will do.
     """
     offset = Y.new_zeros(Y.shape[1]) if offset is None else offset
     problem = _Problem(system, Y, likelihood, offset, **cg)

@@ -33,16 +33,8 @@ from skgp.inference.newton import NewtonProblem, fit_newton, newton_problem
 from skgp.inference.weights.design import StreamedDesign
 from skgp.inference.weights.posterior import AugmentedPosterior, ClassifierPosterior
 from skgp.kernels.scales import amplitude_range
+from skgp.learning import defaults
 from skgp.learning.calibration import choose_moderation, class_codes, mean_scores
-from skgp.learning.defaults import (
-    AMPLITUDE_COLUMNS,
-    AMPLITUDE_HELD_OUT,
-    AMPLITUDES,
-    LABEL_SHARE,
-    LEAVE_ONE_OUT_FLOPS,
-    LEFT_OUT_ERRORS,
-    SUBSET_ROWS,
-)
 from skgp.learning.plan import Options, Plan
 from skgp.learning.selection import choose, held_out_rows
 from skgp.likelihoods import Bernoulli
@@ -105,17 +97,17 @@ def choose_amplitude(
     """
     n, c = problem.Y.shape
     factors: tuple[float, ...] = (1.0,)
-    if options.learn_hyperparameters and n > SUBSET_ROWS:
+    if options.learn_hyperparameters and n > defaults.SUBSET_ROWS:
         low, high = amplitude_range(kernel)
-        factors = tuple(a for a in AMPLITUDES if low <= a <= high)
-    if c * n * plan.size**2 <= LEAVE_ONE_OUT_FLOPS:
+        factors = tuple(a for a in defaults.AMPLITUDES if low <= a <= high)
+    if c * n * plan.size**2 <= defaults.LEAVE_ONE_OUT_FLOPS:
         # Fewer observations have all been seen by the search for the hyper-parameters.
-        seen = options.learn_hyperparameters and n <= SUBSET_ROWS
-        n_errors = LEFT_OUT_ERRORS if seen else 1.0
+        seen = options.learn_hyperparameters and n <= defaults.SUBSET_ROWS
+        n_errors = defaults.LEFT_OUT_ERRORS if seen else 1.0
         return by_leaving_one_out(
             problem, factors, n_errors=n_errors, generator=generator, callback=callback
         )
-    n_out = min(AMPLITUDE_HELD_OUT, max(1, n // 10))
+    n_out = min(defaults.AMPLITUDE_HELD_OUT, max(1, n // 10))
     codes = class_codes(problem.Y)
     held_out = held_out_rows(codes, n_out, generator, X=problem.X, classes=True)
     return by_held_out_rows(
@@ -255,14 +247,16 @@ def without_own(
 def some_columns(Y: Tensor) -> Tensor:
     """Indices of all columns, or of a few whose base rates are spread over all of them."""
     c = Y.shape[1]
-    if c <= AMPLITUDE_COLUMNS:
+    if c <= defaults.AMPLITUDE_COLUMNS:
         return torch.arange(c)
     order = Y.mean(0).argsort(stable=True)
-    return order[torch.linspace(0, c - 1, AMPLITUDE_COLUMNS + 2).round().long()[1:-1]].unique()
+    return order[
+        torch.linspace(0, c - 1, defaults.AMPLITUDE_COLUMNS + 2).round().long()[1:-1]
+    ].unique()
 
 
 def _nearest_to_one(losses: dict[float, Tensor], weight: Tensor) -> float:
     """The amplitude nearest to 1 that predicts no worse than the best, by losses (p,) of each."""
     ordered = sorted(losses, key=lambda a: abs(math.log(a)))
     tried = [losses[a] for a in ordered]
-    return ordered[choose(tried, weight=weight, least_share=LABEL_SHARE)]
+    return ordered[choose(tried, weight=weight, least_share=defaults.LABEL_SHARE)]

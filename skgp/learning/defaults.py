@@ -56,7 +56,7 @@ VARIANCE_SHARES, LENGTH_SHARES = (0.1, 1e-2, 1e-3), (1.0, 0.5, 0.25)
 SERIES_START_ROWS = 200
 #: Rows of labels or counts on which they are looked at.
 LATENT_START_ROWS = 300
-#: Of numbers that stand for f (latent_numbers.py): noise to begin with and its bounds, relative to
+#: Of numbers that stand for f (latent_starts.py): noise to begin with and its bounds, relative to
 #: their variance; and, of their precisions, how near the prior mean they are taken. Of 0 to 16, at
 #: mean counts of .3, 1 and 3, 16 cost at most .004 nats per observation against equal precisions,
 #: 1 up to .02; from 100 on none differs.
@@ -268,7 +268,7 @@ OUTLIER_ROUNDS, OUTLIER_CHANGED = 2, 0.01
 #: Observations whose neighbours are gathered at once.
 OUTLIER_BATCH = 256
 
-# ---- searches from many starts (multi_start.py)
+# ---- searches from many starts (starts.py)
 #: scikit-learn's own of L-BFGS-B: relative fall of the loss, greatest projected gradient, steps.
 EXACT_TOL, EXACT_GTOL, EXACT_ITERATIONS = 2.2e-9, 1e-5, 15_000
 #: Nats that a batched search still expects to gain when it ends; the best of them goes on.

@@ -32,26 +32,7 @@ from skgp.inference.relevance.evidence import RelevanceFit, fit_relevance
 from skgp.kernels.expression import split_noise
 from skgp.kernels.gram import gram
 from skgp.kernels.scales import inverse_length_scales, length_scale_places
-from skgp.learning.defaults import (
-    GLOBAL_SEARCH,
-    JOINT_COLUMNS,
-    JOINT_NEIGHBORS,
-    JOINT_ROWS,
-    MEDIAN_NEIGHBORS,
-    OUTLIER_BATCH,
-    OUTLIER_CHANGED,
-    OUTLIER_CUTOFF,
-    OUTLIER_QUANTILE,
-    OUTLIER_QUANTILE_OF_NORMAL,
-    OUTLIER_ROUNDS,
-    PREDICTING_NEIGHBORS,
-    RELEVANCE_DOUBLINGS,
-    RELEVANCE_HALVINGS,
-    RELEVANCE_ROWS,
-    RELEVANCE_SEARCH,
-    RELEVANCE_TOL,
-    RELEVANCE_WORTH,
-)
+from skgp.learning import defaults
 from skgp.learning.search import HyperparameterFit, SearchSettings, fit_hyperparameters
 from skgp.learning.selection import choose
 from skgp.learning.vecchia import (
@@ -85,7 +66,7 @@ def learn_hyperparameters(
     `rows` are the observations that relevance vectors are found among, none merged; `data` serves
     everything else.
     """
-    settings = SearchSettings(**GLOBAL_SEARCH)
+    settings = SearchSettings(**defaults.GLOBAL_SEARCH)
     if robust:
         found, scale = robust_hyperparameters(
             kernels, data, generator=generator, settings=settings, callback=callback
@@ -94,13 +75,13 @@ def learn_hyperparameters(
     recorder = StopRecorder(callback)
     if relevance:
         # A start is all that is needed: the evidence of the relevance vectors has the last word.
-        data = data.take(random_rows(len(data), RELEVANCE_ROWS, generator))
+        data = data.take(random_rows(len(data), defaults.RELEVANCE_ROWS, generator))
     found = fit_hyperparameters(
         kernels, data, generator=generator, settings=settings, callback=recorder
     )
-    in_few_columns = data.X.shape[1] <= JOINT_COLUMNS and len(data) > settings.exact_rows
+    in_few_columns = data.X.shape[1] <= defaults.JOINT_COLUMNS and len(data) > settings.exact_rows
     several = found.method != "initial" and not (relevance or recorder.stopped)
-    if several and (in_few_columns or len(data) > JOINT_ROWS):
+    if several and (in_few_columns or len(data) > defaults.JOINT_ROWS):
         found = _with_joint_candidate(found, kernels, data, generator, recorder)
     if relevance and not recorder.stopped:
         signal, white = split_noise(found.kernel)
@@ -128,14 +109,16 @@ def _with_joint_candidate(
     told: dict = {"generator": generator, "callback": callback}
     order = ordered(kernels[0], data, "random", generator)
     settings = VecchiaSettings()
-    if data.X.shape[1] > JOINT_COLUMNS and _falls_with_distance(found.kernel, data.X):
+    if data.X.shape[1] > defaults.JOINT_COLUMNS and _falls_with_distance(found.kernel, data.X):
         settings, told["start"] = replace(settings, n_stages=1), found.kernel
     rival = fit_joint_likelihood(kernels, order, settings, **told)
     random = torch.randperm(len(data), generator=generator, device=generator.device)
     held = held_out_rows(data.X, random.to(data.X.device))
     history = found.history + rival.history
     fits = [found, replace(rival, history=history, of_evidence=found.of_evidence)]
-    losses = [-held_out_densities(fit.kernel, data, *held, JOINT_NEIGHBORS) for fit in fits]
+    losses = [
+        -held_out_densities(fit.kernel, data, *held, defaults.JOINT_NEIGHBORS) for fit in fits
+    ]
     return fits[choose(losses)]
 
 
@@ -163,27 +146,27 @@ def shorten_length_scales(
     """
     if not length_scale_places(kernel).any():
         return kernel
-    size = min(RELEVANCE_SEARCH, len(data))
+    size = min(defaults.RELEVANCE_SEARCH, len(data))
     some = data.take(sample_without_replacement(len(data), size, generator=generator))
     recorder = StopRecorder(callback)
     first = _relevance(kernel, some, recorder)
     if _is_dense(first, some) and not recorder.stopped:
-        longer = (_scaled(kernel, 2.0**k) for k in range(1, RELEVANCE_DOUBLINGS + 1))
+        longer = (_scaled(kernel, 2.0**k) for k in range(1, defaults.RELEVANCE_DOUBLINGS + 1))
         trials = ((trial, _relevance(trial, some, recorder)) for trial in longer)
         sparse = (trial for trial in trials if not _is_dense(trial[1], some))
         kernel, first = next(sparse, (kernel, first))
     taken, highest = [kernel], first.log_evidence
     previous = highest
-    for halvings in range(1, RELEVANCE_HALVINGS + 1):
+    for halvings in range(1, defaults.RELEVANCE_HALVINGS + 1):
         if recorder.stopped:
             break
         trial = _scaled(kernel, 0.5**halvings)
         fit = _relevance(trial, some, recorder)
         evidence = fit.log_evidence
-        if recorder.stopped or _is_dense(fit, some) or evidence < previous - RELEVANCE_TOL:
+        if recorder.stopped or _is_dense(fit, some) or evidence < previous - defaults.RELEVANCE_TOL:
             break
         previous = evidence
-        if evidence > highest + RELEVANCE_WORTH:
+        if evidence > highest + defaults.RELEVANCE_WORTH:
             taken, highest = [trial, *taken], evidence
     if len(taken) == 1 or recorder.stopped:
         return taken[0]
@@ -246,7 +229,7 @@ def robust_hyperparameters(
     if len(everyone) < 2 or all(kernel.n_dims == 0 for kernel in kernels):
         return HyperparameterFit(kernels[0]), _scale(data, residual)
     good = _inliers(residual, data.weight)
-    for _ in range(OUTLIER_ROUNDS):
+    for _ in range(defaults.OUTLIER_ROUNDS):
         kept = everyone[good]
         told: dict = {"generator": generator, "settings": settings, "callback": recorder}
         fit = fit_hyperparameters(kernels, _merged(data.take(kept)), **told)
@@ -254,7 +237,7 @@ def robust_hyperparameters(
         candidates = kept[some.to(kept.device)]
         residual = _left_out_residual(fit.kernel, data, candidates)
         before, good = good, _inliers(residual, data.weight)
-        if recorder.stopped or (good != before).double().mean() <= OUTLIER_CHANGED:
+        if recorder.stopped or (good != before).double().mean() <= defaults.OUTLIER_CHANGED:
             break
         kernels = [fit.kernel]
     return fit, _scale(data, residual)
@@ -279,7 +262,7 @@ def robust_location_scale(y: Tensor, weight: Tensor | None = None) -> tuple[floa
     median = _quantile(y, weight, 0.5)
     distance = (y - median).abs()
     rounding = 10 * torch.finfo(y.dtype).eps * median.abs()
-    reach = OUTLIER_CUTOFF * _quantile(distance, weight, 0.5) / _MEDIAN_OF_NORMAL
+    reach = defaults.OUTLIER_CUTOFF * _quantile(distance, weight, 0.5) / _MEDIAN_OF_NORMAL
     kept = distance <= torch.maximum(reach, rounding)
     inner, share = y[kept], weight[kept] / weight[kept].sum()
     location = float(share @ inner)
@@ -308,17 +291,17 @@ def _inliers(residual: Tensor, weight: Tensor | None = None) -> Tensor:
     """Which rows (n,) are no gross errors."""
     size = residual.abs()
     weight = torch.ones_like(size) if weight is None else weight
-    std = _quantile(size, weight, OUTLIER_QUANTILE) / OUTLIER_QUANTILE_OF_NORMAL
+    std = _quantile(size, weight, defaults.OUTLIER_QUANTILE) / defaults.OUTLIER_QUANTILE_OF_NORMAL
     # Most of the rows may be predicted perfectly, e.g. constant targets.
-    return size <= OUTLIER_CUTOFF * std.clamp_min(math.sqrt(torch.finfo(size.dtype).eps))
+    return size <= defaults.OUTLIER_CUTOFF * std.clamp_min(math.sqrt(torch.finfo(size.dtype).eps))
 
 
 def _median_residual(data: Data, candidates: Tensor) -> Tensor:
     """Difference of each row to the median of its neighbours, shape (n,)."""
     search = CandidateSearch(None, data.X, candidates)
-    k = max(1, min(MEDIAN_NEIGHBORS, len(candidates) - 1))
+    k = max(1, min(defaults.MEDIAN_NEIGHBORS, len(candidates) - 1))
     residual = torch.empty_like(data.y)
-    for rows in torch.arange(data.y.shape[0], device=data.y.device).split(OUTLIER_BATCH):
+    for rows in torch.arange(data.y.shape[0], device=data.y.device).split(defaults.OUTLIER_BATCH):
         nearest = search.query(rows, k)
         residual[rows] = data.y[rows] - data.y[nearest].median(1).values
     return residual
@@ -331,10 +314,10 @@ def _left_out_residual(kernel, data: Data, candidates: Tensor) -> Tensor:
     """
     signal, white = split_noise(kernel)
     noise = data.row_noise(data.y.new_tensor(white.noise_level if white is not None else 0.0))
-    k = min(PREDICTING_NEIGHBORS, len(candidates) - 1)
+    k = min(defaults.PREDICTING_NEIGHBORS, len(candidates) - 1)
     search = CandidateSearch(signal, data.X, candidates)
     residual = torch.empty_like(data.y)
-    for rows in torch.arange(data.y.shape[0], device=data.y.device).split(OUTLIER_BATCH):
+    for rows in torch.arange(data.y.shape[0], device=data.y.device).split(defaults.OUTLIER_BATCH):
         neighbors = search.query(rows, k)
         group = torch.cat([neighbors, rows[:, None]], dim=1)
         K = gram(signal, data.X[group], method="expand")

@@ -53,16 +53,7 @@ from skgp.data import Data, random_rows
 from skgp.kernels.expression import split_noise
 from skgp.kernels.hyperparameters import with_theta
 from skgp.kernels.scales import amplitude_range, scale_amplitude
-from skgp.learning.defaults import (
-    AUTOCORRELATED,
-    EVALUATIONS_SAVED,
-    EVIDENCE_TOL,
-    LONG,
-    MOST_GROUPED,
-    OSCILLATION_FACTORS,
-    SHORT,
-    SMOOTHER_FACTORS,
-)
+from skgp.learning import defaults
 from skgp.learning.kernel_family import (
     ChoiceSettings,
     Family,
@@ -76,8 +67,11 @@ from skgp.learning.starts import likeliest_start
 from skgp.linalg import NotPositiveDefiniteError
 from skgp.linalg.runtime import Callback
 from skgp.optim.bfgs import minimize_by_curvature, minimize_within
+from skgp.optim.stopping import LossRecorder
 
-_WITHOUT_PRIORS = ChoiceSettings(ratio_scale=math.inf, noise_scale=math.inf, tol=EVIDENCE_TOL)
+_WITHOUT_PRIORS = ChoiceSettings(
+    ratio_scale=math.inf, noise_scale=math.inf, tol=defaults.EVIDENCE_TOL
+)
 
 
 @dataclass(frozen=True)
@@ -118,8 +112,8 @@ def choose_kernel(
     search = _Search(settings, callback)
     candidates, others = search.candidates([Family(kernel, few, settings) for kernel in kernels])
     chosen, spread = search.simplest(candidates)
-    if len(few) == len(data) or search.stopped:
-        return raised(chosen.kernel, spread), search.history
+    if len(few) == len(data) or search.recorder.stopped:
+        return raised(chosen.kernel, spread), search.recorder.history
     rivals = [
         fit for fit in others if fit.loss < chosen.loss + settings.rival / chosen.family.total
     ]
@@ -127,7 +121,7 @@ def choose_kernel(
     best = min(fits, key=lambda fit: fit.loss)
     if len(np.unique(chosen.groups)) < len(chosen.theta):
         best = search.simplest([search.of_more(chosen, data, chosen.groups), best])[0]
-    return best.kernel, search.history
+    return best.kernel, search.recorder.history
 
 
 def maximise_evidence(
@@ -136,7 +130,7 @@ def maximise_evidence(
     """The optimum of one expression without priors, and the history; as :func:`choose_kernel`."""
     search = _Search(_WITHOUT_PRIORS, callback)
     family = Family(kernel, data, _WITHOUT_PRIORS)
-    return search.run(family, family.start, max_iter=max_iter), search.history
+    return search.run(family, family.start, max_iter=max_iter), search.recorder.history
 
 
 def fit_families(
@@ -153,7 +147,7 @@ def fit_families(
     fits = [candidates[-1], *others]
     if len(few) < len(data):
         fits = sorted((search.of_more(fit, data) for fit in fits), key=lambda fit: fit.loss)
-    return [fit.kernel for fit in fits], search.history
+    return [fit.kernel for fit in fits], search.recorder.history
 
 
 def raised(kernel, factor: float):
@@ -172,12 +166,10 @@ def raised(kernel, factor: float):
 
 
 class _Search:
-    """Searches that share settings, a callback and a history."""
+    """Searches that share settings and a recorder."""
 
     def __init__(self, settings: ChoiceSettings, callback: Callback | None) -> None:
-        self.settings, self.callback = settings, callback
-        self.history: list[float] = []
-        self.stopped = False
+        self.settings, self.recorder = settings, LossRecorder(callback)
 
     def run(
         self,
@@ -199,7 +191,7 @@ class _Search:
         if groups is None:
             groups = np.arange(len(theta))
         theta = np.clip(theta, low, high)
-        if self.stopped:
+        if self.recorder.stopped:
             return Choice(family, theta, math.inf, groups)
         size = int(groups.max(initial=-1)) + 1
         bounds = np.tile([-math.inf, math.inf], (size, 1))
@@ -215,7 +207,7 @@ class _Search:
         minimize = minimize_within
         if inverse is not None:
             minimize = partial(minimize_by_curvature, inverse_hessian=inverse)
-        x, loss = minimize(objective, np.zeros(size), bounds, **options, tell=self._tell)
+        x, loss = minimize(objective, np.zeros(size), bounds, **options, tell=self.recorder.tell)
         return Choice(family, theta + x[groups], float(loss), groups)
 
     def of_more(self, few: Choice, data: Data, groups: np.ndarray | None = None) -> Choice:
@@ -224,18 +216,12 @@ class _Search:
         if groups is None:
             groups = np.arange(len(few.theta))
         dear = (len(data) / len(few.family.data)) ** 2  # an evaluation of all, in those of few
-        if not self.stopped and groups.max(initial=-1) < EVALUATIONS_SAVED * dear:
+        if not self.recorder.stopped and groups.max(initial=-1) < defaults.EVALUATIONS_SAVED * dear:
             try:
                 inverse = inverse_hessian(few.family, few.theta, groups)
             except NotPositiveDefiniteError:  # beside a bound: the search goes without
                 inverse = None
         return self.run(family, few.theta, groups, inverse=inverse)
-
-    def _tell(self, loss: float) -> bool:
-        self.history.append(-float(loss))
-        told = self.callback is not None and self.callback(len(self.history), {"loss": loss})
-        self.stopped = self.stopped or bool(told)
-        return self.stopped
 
     def candidates(self, families: list[Family]) -> tuple[list[Choice], list[Choice]]:
         """Candidates from the simplest on, and other families with separate length scales."""
@@ -243,7 +229,7 @@ class _Search:
         for family in families:
             begin = tied[-1].theta if tied and not self._weak(tied[-1]) else family.start
             tied.append(self.run(family, begin, family.tied))
-            if len(tied) == 1 and self._noisy(tied[0]) and not self.stopped:
+            if len(tied) == 1 and self._noisy(tied[0]) and not self.recorder.stopped:
                 tied[0] = self._elsewhere(tied[0])
         shared = min(tied, key=lambda fit: fit.loss)
         family = shared.family
@@ -271,7 +257,7 @@ class _Search:
                 # Its own optimum of shared scales has their noise, from which no search returns.
                 alike = len(fit.theta) == len(separate[0].theta)
                 begin = separate[0].theta if alike else fit.theta
-                begin = _likeliest(fit.family, begin, fit.family.scales, SMOOTHER_FACTORS)
+                begin = _likeliest(fit.family, begin, fit.family.scales, defaults.SMOOTHER_FACTORS)
                 separate.append(self.run(fit.family, begin, max_iter=self.settings.few_iter))
         separate.sort(key=lambda fit: fit.loss)
         return [*found, separate[0]], separate[1:]
@@ -302,9 +288,9 @@ class _Search:
         residual, found = family.at(theta)[2].residual, []
         for place, column in zip(family.scales, X.T, strict=True):
             along = residual[np.argsort(column, kind="stable")]  # (n,) or (n, t)
-            least = AUTOCORRELATED * along.size**-0.5  # autocorrelation of lag one
+            least = defaults.AUTOCORRELATED * along.size**-0.5  # autocorrelation of lag one
             if np.vdot(along[1:], along[:-1]) > least * np.vdot(along, along):
-                found.append(_likeliest(family, theta, [place], OSCILLATION_FACTORS))
+                found.append(_likeliest(family, theta, [place], defaults.OSCILLATION_FACTORS))
         return found
 
     def _grouped(self, family: Family) -> list[Choice]:
@@ -315,10 +301,10 @@ class _Search:
         asked[family.noise_place] = math.log(3 * family.settings.noise * family.variance)
         order = scales[np.argsort(-family(asked)[1][scales])]
         found, k = [], 1
-        while k <= min(len(scales) // 2, MOST_GROUPED):
+        while k <= min(len(scales) // 2, defaults.MOST_GROUPED):
             theta = start.copy()
-            theta[scales] += LONG
-            theta[order[:k]] = start[order[:k]] + 0.5 * math.log(k / len(scales)) + SHORT
+            theta[scales] += defaults.LONG
+            theta[order[:k]] = start[order[:k]] + 0.5 * math.log(k / len(scales)) + defaults.SHORT
             groups = family.grouped(order[:k])
             found.append(
                 self.run(family, theta, groups, max_iter=self.settings.few_iter, patience=10.0)
@@ -328,7 +314,7 @@ class _Search:
 
     def simplest(self, candidates: list[Choice]) -> tuple[Choice, float]:
         """The simplest candidate that no later one beats, and what raises its variances."""
-        if self.stopped:
+        if self.recorder.stopped:
             return min(candidates, key=lambda fit: fit.loss), 1.0
         corrected = len(candidates[0].family.data.y) <= self.settings.screen_rows
         judged = [_judged(fit, corrected) for fit in candidates]

@@ -37,23 +37,9 @@ from skgp.kernels.scales import (
     length_scale_places,
     scale_amplitude,
 )
+from skgp.learning import defaults
 from skgp.learning.amplitude import AmplitudeProblem, some_columns, without_own
 from skgp.learning.calibration import choose_moderation, class_codes
-from skgp.learning.defaults import (
-    LABEL_SHARE,
-    LEFT_OUT_ERRORS,
-    LEFT_OUT_MOVES,
-    LEFT_OUT_STD,
-    LEFT_OUT_STEP,
-    LEFT_OUT_TRIALS,
-    SCALE_AMPLITUDES,
-    SCALE_HELD_OUT,
-    SCALE_MAX_STEPS,
-    SCALE_POINTS,
-    SCALE_ROWS,
-    SCALE_STEP,
-    SCALE_TRAINING,
-)
 from skgp.learning.laplace_evidence import LaplaceEvidence, laplace_predict
 from skgp.learning.selection import improves
 from skgp.likelihoods import Bernoulli
@@ -106,7 +92,7 @@ def rescale_few(
     @cache
     def loss(place: tuple[int, int]) -> float:
         candidate = moved(kernel, place)
-        if candidate is None or recorder.stopped or recorder.n_calls == LEFT_OUT_TRIALS:
+        if candidate is None or recorder.stopped or recorder.n_calls == defaults.LEFT_OUT_TRIALS:
             return math.inf
         losses, _ = left_out_losses(candidate, few, likelihood, offset)
         value = float(few.weighted_sum(losses)) / few.total
@@ -119,7 +105,10 @@ def rescale_few(
     found = moved(kernel, best)
     old, _ = left_out_losses(kernel, rows, likelihood, offset)
     new, moderation = left_out_losses(found, rows, likelihood, offset)
-    options: dict[str, Any] = {"least_share": LABEL_SHARE, "n_errors": LEFT_OUT_ERRORS}
+    options: dict[str, Any] = {
+        "least_share": defaults.LABEL_SHARE,
+        "n_errors": defaults.LEFT_OUT_ERRORS,
+    }
     return (found, moderation) if improves(new, old, weight=rows.weight, **options) else None
 
 
@@ -139,20 +128,22 @@ def left_out_losses(
     mean, variance = laplace_predict(fit, kernel, X, X)
     moments = without_own(X, mean, variance, fit.alpha, fit.root.square())
     moderation, losses = choose_moderation(
-        likelihood, Y, *moments, data.weight, n_errors=LEFT_OUT_ERRORS
+        likelihood, Y, *moments, data.weight, n_errors=defaults.LEFT_OUT_ERRORS
     )
     return losses[moderation], moderation
 
 
 def _surprise(place: tuple[int, int]) -> float:
     """Minus the log prior of so many steps of amplitude, the root of the variance, and lengths."""
-    variance, length = (LEFT_OUT_STEP * steps / LEFT_OUT_STD for steps in (2 * place[0], place[1]))
+    variance, length = (
+        defaults.LEFT_OUT_STEP * steps / defaults.LEFT_OUT_STD for steps in (2 * place[0], place[1])
+    )
     return 0.5 * (variance**2 + length**2)
 
 
 def moved(kernel, place: tuple[int, int]):
     """The kernel so many steps of amplitude and of length scales away; None out of bounds."""
-    amplitude, length = (math.exp(LEFT_OUT_STEP * steps) for steps in place)
+    amplitude, length = (math.exp(defaults.LEFT_OUT_STEP * steps) for steps in place)
     low, high = amplitude_range(kernel)
     if amplitude != 1 and not low <= amplitude**2 <= high:
         return None
@@ -165,7 +156,7 @@ def _lowest(loss: Callable[[tuple[int, int]], float]) -> tuple[int, int]:
     best, moved = (0, 0), True
     while moved:
         moved = False
-        for move in LEFT_OUT_MOVES:
+        for move in defaults.LEFT_OUT_MOVES:
             while loss(place := (best[0] + move[0], best[1] + move[1])) < loss(best):
                 best, moved = place, True
     return best
@@ -194,14 +185,14 @@ def refine_length_scales(
     than its standard error. The callback is told the number of factors tried and the loss in nats
     an observation; True ends the search with the best so far.
     """
-    if len(X) < SCALE_ROWS or scaled(kernel, 0.9) is None:
+    if len(X) < defaults.SCALE_ROWS or scaled(kernel, 0.9) is None:
         return kernel
     trial = _Trial(X, Y, likelihood, offset, row_weight, generator)
     best, best_kernel = trial.density(kernel), kernel
     n_tried = 1
-    for step in (1 / SCALE_STEP, SCALE_STEP):
+    for step in (1 / defaults.SCALE_STEP, defaults.SCALE_STEP):
         improved = False
-        for _ in range(SCALE_MAX_STEPS):
+        for _ in range(defaults.SCALE_MAX_STEPS):
             if callback is not None and callback(n_tried, {"loss": -float(best.mean())}):
                 return best_kernel
             candidate = scaled(best_kernel, step)
@@ -209,7 +200,7 @@ def refine_length_scales(
                 break
             density = trial.density(candidate)
             n_tried += 1
-            if not improves(-density, -best, least_share=LABEL_SHARE):
+            if not improves(-density, -best, least_share=defaults.LABEL_SHARE):
                 break
             best, best_kernel, improved = density, candidate, True
         if improved:
@@ -235,9 +226,9 @@ class _Trial:
 
     def __init__(self, X, Y, likelihood, offset, row_weight, generator):
         n = len(X)
-        self.n_held_out = min(SCALE_HELD_OUT, n // 4)
+        self.n_held_out = min(defaults.SCALE_HELD_OUT, n // 4)
         order = torch.randperm(n, generator=generator, device=generator.device)
-        order = order[: self.n_held_out + SCALE_TRAINING].to(X.device)
+        order = order[: self.n_held_out + defaults.SCALE_TRAINING].to(X.device)
         columns = some_columns(Y)
         self.seed = int(torch.randint(2**31 - 1, (), generator=generator, device=generator.device))
         self.X, self.Y, self.offset = X[order], Y[order][:, columns], offset[columns]
@@ -246,15 +237,15 @@ class _Trial:
 
     def density(self, kernel) -> Tensor:
         """Weighted held-out log densities, at the best amplitude, shape (p,)."""
-        h, k, c = self.n_held_out, self.Y.shape[1], len(SCALE_AMPLITUDES)
-        basis = WhitenedInducingBasis(kernel, self.X[h : h + SCALE_POINTS])
+        h, k, c = self.n_held_out, self.Y.shape[1], len(defaults.SCALE_AMPLITUDES)
+        basis = WhitenedInducingBasis(kernel, self.X[h : h + defaults.SCALE_POINTS])
         basis = basis.in_single_precision(self.X[:32])
         design = StreamedDesign(basis, self.X, dtype=torch.float32)
         problem = AmplitudeProblem(
             design, self.X, self.Y, self.likelihood, self.offset, self.weight
         )
         fit = fit_newton(
-            problem.without(torch.arange(h), torch.arange(k), SCALE_AMPLITUDES),
+            problem.without(torch.arange(h), torch.arange(k), defaults.SCALE_AMPLITUDES),
             loss_tol=1e-4,
             preconditioner_rows=3_000,
             generator=torch.Generator(self.X.device).manual_seed(self.seed),

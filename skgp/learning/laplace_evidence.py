@@ -74,13 +74,6 @@ class LaplaceEvidence:
     `row_weight` (n,), not negative, factors of the log-likelihoods. A `gram`
     (:func:`skgp.kernels.training.training_gram`) stands for kernel and X, noise included.
     ``O(c n^3)`` time: a few Cholesky factorisations a column and one inverse; ``O(n^2)`` memory.
-
-    Attributes
-    ----------
-    modes : list of _Mode or None
-        That of each column at the last theta; the next is sought from its :math:`\hat g`. When K is
-        scaled, it changes far less than :math:`K K_{old}^{-1} \hat g_{old}`, so this and not
-        ``alpha`` is gone on from.
     """
 
     def __init__(
@@ -108,6 +101,8 @@ class LaplaceEvidence:
             _Column(y, likelihood, b, weight, self._gram.few)
             for y, b in zip(labels, offsets, strict=True)
         ]
+        #: Of each column at the last theta; the next is sought from its g, which changes far less
+        #: when K is scaled than K K_old^-1 g_old, so that this and not alpha is gone on from.
         self.modes = [column.start for column in self._columns]
 
     @torch.no_grad()

@@ -33,24 +33,7 @@ from skgp.inference.weights.gram import StreamingGram
 from skgp.kernels.distances import origin
 from skgp.kernels.spectra import has_spectral_density
 from skgp.kernels.spectral import FourierFeatures
-from skgp.learning.defaults import (
-    CHOLESKY_FEATURES,
-    DENSE_MATRICES,
-    FULL_COVARIANCE_NUMBERS,
-    FULL_ROWS,
-    GRAM_MATRICES,
-    HESSIANS,
-    LAPLACE_FLOPS,
-    LAPLACE_ROWS,
-    MOST_FEATURES,
-    NEWTON_FLOPS,
-    PRECONDITIONER_RANK,
-    PROBE_ROWS,
-    SINGLE_SIZE,
-    STOCHASTIC_FEATURES,
-    STREAMING_FEATURES,
-    SUMS_PASSES,
-)
+from skgp.learning import defaults
 from skgp.linalg import NumericalWarning, warn_caller
 from skgp.linalg.runtime import memory_budget, require_memory
 
@@ -106,7 +89,7 @@ class Options:
     moderation: float | None = None  # known beforehand; None lets held-out data decide
     n_samples: int = 63
     n_prior_features: int = 32_768
-    preconditioner_rank: int = PRECONDITIONER_RANK
+    preconditioner_rank: int = defaults.PRECONDITIONER_RANK
     dtype: torch.dtype = torch.float64
     seed: int = 0
 
@@ -171,16 +154,16 @@ def check_memory(plan: Plan, n: int, n_problems: int = 1) -> None:
     fewer = f"Use a smaller n_basis than {m}"
     if plan.space(n) == "function" and solver == "cholesky":
         what = f"solver='cholesky' with kernel matrices of {n} rows"
-        count = GRAM_MATRICES if plan.covariance == "chevron" else DENSE_MATRICES
+        count = defaults.GRAM_MATRICES if plan.covariance == "chevron" else defaults.DENSE_MATRICES
         require_memory(8.0 * count * n**2, what, "Use solver='cg', or n_basis below the rows")
     elif plan.space(n) == "weight" and solver == "cholesky":
         what = f"solver='cholesky' with Gram matrices of {m} basis functions"
-        require_memory(8.0 * GRAM_MATRICES * m**2, what, f"{fewer}, or solver='cg'")
+        require_memory(8.0 * defaults.GRAM_MATRICES * m**2, what, f"{fewer}, or solver='cg'")
     elif solver == "newton":
         kept = n_problems if plan.covariance == "full" else 0
         what = f"The Hessians of {n_problems} latent functions of {m} basis functions"
         remedy = f"{fewer}, or covariance='diagonal'" if kept else fewer
-        require_memory(8.0 * (HESSIANS + kept) * m**2, what, remedy)
+        require_memory(8.0 * (defaults.HESSIANS + kept) * m**2, what, remedy)
 
 
 def matrix_room(n_matrices: int) -> int:
@@ -193,7 +176,7 @@ def streaming_plan(asked: Plan, n: int, kernel) -> Plan:
     basis = asked.basis
     if basis == "auto":
         basis = "fourier" if has_spectral_density(kernel) else "inducing"
-    m = asked.n_basis or (STREAMING_FEATURES if basis == "fourier" else min(n // 2, 1_000))
+    m = asked.n_basis or (defaults.STREAMING_FEATURES if basis == "fourier" else min(n // 2, 1_000))
     if basis == "inducing" and not 1 <= m < n:
         raise ValueError(
             f"partial_fit keeps the inducing points of its first call, fewer than its rows; got "
@@ -229,9 +212,11 @@ def resolve_laplace(asked: Plan, n: int, kernel) -> Plan:
 
 def laplace_features(n: int) -> int:
     """Basis functions m of Laplace noise: all of up to 3000 rows, then of two minutes; <= 4096."""
-    if n <= LAPLACE_ROWS:
+    if n <= defaults.LAPLACE_ROWS:
         return n
-    return min(n, CHOLESKY_FEATURES // 2, 2 * round((LAPLACE_FLOPS / n) ** 0.5 / 2))
+    return min(
+        n, defaults.CHOLESKY_FEATURES // 2, 2 * round((defaults.LAPLACE_FLOPS / n) ** 0.5 / 2)
+    )
 
 
 def resolve_relevance(asked: Plan, likelihood: str = "gaussian") -> Plan:
@@ -294,7 +279,7 @@ def resolve_classification(asked: Plan, n: int, n_problems: int, kernel) -> Plan
         m = min(n, whole if m is None else m)
     else:
         if m is None and solver == "sgd":
-            m = STOCHASTIC_FEATURES if n > FULL_ROWS else 2 * max(n, 256)
+            m = defaults.STOCHASTIC_FEATURES if n > defaults.FULL_ROWS else 2 * max(n, 256)
         m = affordable_points(n, n_problems) if m is None else m
         m = m + m % 2  # cosines and sines come in pairs
     return Plan(basis, m, solver, _classifier_covariance(asked, solver, m, n_problems), reason)
@@ -306,9 +291,13 @@ def in_sums(asked: Plan, plan: Plan, n: int, n_some: int, n_problems: int) -> Pl
     A pass forms Hessians of all columns, and holds them several times: MemoryBudgetError where m is
     asked for and they do not fit.
     """
-    matrices, m = (HELD_SUMS + HESSIANS) * n_problems, plan.size
+    matrices, m = (HELD_SUMS + defaults.HESSIANS) * n_problems, plan.size
     if asked.n_basis is None:
-        exact = affordable_points(SUMS_PASSES * n_problems * n) if n > FULL_ROWS else m
+        exact = (
+            affordable_points(defaults.SUMS_PASSES * n_problems * n)
+            if n > defaults.FULL_ROWS
+            else m
+        )
         m = 2 * max(1, int(min(m, exact, matrix_room(matrices)) / 2))
     what = f"Sums over blocks of Hessians of {n_problems} latent functions of {m} basis functions"
     require_memory(8.0 * matrices * m**2, what, "Use a smaller n_basis, or solver='sgd'")
@@ -322,8 +311,12 @@ def affordable_points(n: int, n_problems: int = 1) -> int:
 
     Or as many as memory has room for.
     """
-    room = matrix_room(HESSIANS + n_problems)
-    most = n if n <= FULL_ROWS else min(MOST_FEATURES, n, max(256.0, (NEWTON_FLOPS / n) ** 0.5))
+    room = matrix_room(defaults.HESSIANS + n_problems)
+    most = (
+        n
+        if n <= defaults.FULL_ROWS
+        else min(defaults.MOST_FEATURES, n, max(256.0, (defaults.NEWTON_FLOPS / n) ** 0.5))
+    )
     return max(1, int(min(most, room)))
 
 
@@ -331,7 +324,7 @@ def _classifier_covariance(asked: Plan, solver: str, m: int, n_problems: int) ->
     """The covariance asked for, or the one that is affordable."""
     offered = CLASSIFIER_COVARIANCES[solver]
     if asked.covariance == "auto":
-        large = n_problems * m * m > FULL_COVARIANCE_NUMBERS
+        large = n_problems * m * m > defaults.FULL_COVARIANCE_NUMBERS
         return "diagonal" if solver == "sgd" or large else "full"
     if asked.covariance not in offered:
         raise ValueError(
@@ -350,7 +343,7 @@ def streaming_classification(asked: Plan, n: int, kernel) -> Plan:
     basis = asked.basis
     if basis == "auto":
         basis = "fourier" if has_spectral_density(kernel) else "inducing"
-    m = STREAMING_FEATURES if asked.n_basis is None else asked.n_basis
+    m = defaults.STREAMING_FEATURES if asked.n_basis is None else asked.n_basis
     m = m + m % 2 if basis == "fourier" else min(m, n)
     return Plan(basis, m, "newton", "full", "a stream keeps its basis")
 
@@ -372,8 +365,8 @@ def unit_prior_basis(
 def training_design(basis: Basis, X: Tensor, route: str, options: Options) -> StreamedDesign:
     """Features at X; many of a route ("laplace", "newton") in float32 if no accuracy is lost."""
     dtype = options.dtype
-    if len(X) * basis.n_features > SINGLE_SIZE[route]:
+    if len(X) * basis.n_features > defaults.SINGLE_SIZE[route]:
         dtype = torch.float32
     if dtype == torch.float32 and isinstance(basis, WhitenedInducingBasis):
-        basis = basis.in_single_precision(X[:: -(-len(X) // PROBE_ROWS[route])])
+        basis = basis.in_single_precision(X[:: -(-len(X) // defaults.PROBE_ROWS[route])])
     return StreamedDesign(basis, X, dtype=dtype)

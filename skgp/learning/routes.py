@@ -16,7 +16,7 @@ Memory is that of the machine (:mod:`skgp.linalg.runtime`), or as asked: 8 GB ho
 thousand rows in float32 and its preconditioner.
 
 Where K is large, its numerical rank is asked first (:func:`low_rank_factor`). Else one log density
-decides (:mod:`skgp.learning.route_trials`): held out are some observations at random, as in gapless
+decides (`compare_routes`): held out are some observations at random, as in gapless
 data, and all of some discs, as spatial data with gaps need; the score of a route is the mean of the
 two mean log densities. It is tried at a small size, and what it would gain at full size is
 extrapolated:
@@ -34,6 +34,7 @@ cg          the exact GP, which it is: 512 neighbours     --
 Conjugate gradients must then also be affordable: flops are counted.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -41,30 +42,14 @@ import torch
 from torch import Tensor
 
 from skgp.data import Data
-from skgp.inference.neighbors.kriging import KrigingModel
+from skgp.inference.neighbors.posterior import KrigingModel
+from skgp.inference.neighbors.search import NeighborSearch
 from skgp.inference.pathwise import affordable_rank, pivoted_factor
 from skgp.kernels.expression import split_noise
 from skgp.kernels.gram import gram_diag, gram_tile
 from skgp.kernels.operators import KernelOperator
 from skgp.kernels.spectra import has_spectral_density
-from skgp.learning.defaults import (
-    CHOLESKY_FEATURES,
-    CHOLESKY_ROWS,
-    DENSE_MATRICES,
-    FACTOR_ROWS,
-    GRAM_FLOPS,
-    GRAM_MATRICES,
-    LARGEST_LEFT,
-    LEAST_EFFECT,
-    LEFT_ROWS,
-    LOW_RANK,
-    LOW_RANK_RESIDUAL,
-    N_NEIGHBORS,
-    N_SCALES,
-    PRECONDITIONER_RANK,
-    PROBED_ROWS,
-    STOCHASTIC_FEATURES,
-)
+from skgp.learning import defaults
 from skgp.learning.plan import Fit, Plan, Problem, matrix_room, refuse_other, warn_of_too_many
 from skgp.linalg.preconditioners import LowRank
 from skgp.linalg.runtime import TensorState, memory_budget
@@ -93,7 +78,9 @@ def resolve(asked: Plan, n: int, kernel) -> Plan:
     if basis == "neighbors":
         refuse_other("solver", asked.solver, ("auto", "cholesky"), "basis='neighbors'")
         refuse_other("covariance", asked.covariance, ("auto", "full"), "basis='neighbors'")
-        return Plan(basis, min(asked.n_basis or N_NEIGHBORS, n), "cholesky", "full", reason)
+        return Plan(
+            basis, min(asked.n_basis or defaults.N_NEIGHBORS, n), "cholesky", "full", reason
+        )
     fits = _dense_fits(n) or stored_solve_bytes(n) <= memory_budget()
     if basis == "auto":
         basis, reason = _choose_basis(asked, n, kernel, fits)
@@ -106,18 +93,18 @@ def resolve(asked: Plan, n: int, kernel) -> Plan:
 
 def _dense_fits(n: int) -> bool:
     """Whether a Cholesky factor of the kernel matrix of n rows is affordable, memory included."""
-    return n <= CHOLESKY_ROWS and 8.0 * DENSE_MATRICES * n**2 <= memory_budget()
+    return n <= defaults.CHOLESKY_ROWS and 8.0 * defaults.DENSE_MATRICES * n**2 <= memory_budget()
 
 
 def stored_solve_bytes(n: int) -> float:
     """Bytes of conjugate gradients with a stored kernel matrix: that, and the preconditioner."""
-    rank = min(n // 2, PRECONDITIONER_RANK)
+    rank = min(n // 2, defaults.PRECONDITIONER_RANK)
     return KernelOperator.stored_bytes(n, stored_dtype(n)) + 8.0 * n * rank
 
 
 def stored_dtype(n: int, asked: torch.dtype = torch.float64) -> torch.dtype:
     """In which conjugate gradients keep the kernel matrix of n rows."""
-    return asked if n <= CHOLESKY_ROWS else torch.float32
+    return asked if n <= defaults.CHOLESKY_ROWS else torch.float32
 
 
 def with_covariance(plan: Plan, covariance: str, n: int) -> Plan:
@@ -130,7 +117,7 @@ def with_covariance(plan: Plan, covariance: str, n: int) -> Plan:
         )
     if covariance == "auto":
         # A factor of n^2 numbers is worth keeping on small data only.
-        exact = plan.space(n) == "function" and n > FACTOR_ROWS
+        exact = plan.space(n) == "function" and n > defaults.FACTOR_ROWS
         return replace(plan, covariance="samples" if exact else offered[0])
     if covariance not in offered:
         raise ValueError(
@@ -151,7 +138,7 @@ def _choose_basis(asked: Plan, n: int, kernel, fits: bool) -> tuple[str, str]:
     if asked.n_basis is not None and asked.n_basis > n and spectral:
         return "fourier", f"n_basis={asked.n_basis} exceeds the {n} rows"
     if asked.solver == "cholesky":
-        if n <= CHOLESKY_ROWS:
+        if n <= defaults.CHOLESKY_ROWS:
             return "inducing", f"{n} rows: the exact GP is affordable"
         if spectral:
             return "fourier", f"{n} rows are too many for a dense factor"
@@ -170,14 +157,14 @@ def _choose_size(asked: Plan, basis: str, n: int, fits: bool) -> int:
             return min(m, n)
         whole = asked.solver in ("sgd", "cg") or fits
         if asked.solver == "cholesky":
-            whole = n <= CHOLESKY_ROWS
+            whole = n <= defaults.CHOLESKY_ROWS
         if asked.solver == "gauss-seidel":
             whole = False
         return n if whole else max(1, min(n // 2, affordable_features(n)))
     if m is not None:
         return m + m % 2  # cosines and sines come in pairs
     if asked.solver in ("gauss-seidel", "sgd"):
-        return STOCHASTIC_FEATURES if n > FACTOR_ROWS else 2 * max(n, 256)
+        return defaults.STOCHASTIC_FEATURES if n > defaults.FACTOR_ROWS else 2 * max(n, 256)
     return affordable_features(n)
 
 
@@ -187,7 +174,10 @@ def affordable_features(n: int) -> int:
     Or as many as memory has room for.
     """
     most = min(
-        CHOLESKY_FEATURES, 4 * n, (GRAM_FLOPS / max(n, 1)) ** 0.5, matrix_room(GRAM_MATRICES)
+        defaults.CHOLESKY_FEATURES,
+        4 * n,
+        (defaults.GRAM_FLOPS / max(n, 1)) ** 0.5,
+        matrix_room(defaults.GRAM_MATRICES),
     )
     return 2 * round(max(256.0, most) / 2)
 
@@ -195,7 +185,7 @@ def affordable_features(n: int) -> int:
 def _choose_solver(basis: str, n_basis: int, n: int) -> str:
     if basis == "inducing" and n_basis == n:
         return "cholesky" if _dense_fits(n) else "cg"
-    if n_basis <= CHOLESKY_FEATURES:
+    if n_basis <= defaults.CHOLESKY_FEATURES:
         return "cholesky"
     return "gauss-seidel" if basis == "fourier" else "cg"
 
@@ -221,7 +211,7 @@ def fit_low_rank(
     if other is None or here is None or other.log_marginal_likelihood is None:
         return fit
     gain = other.log_marginal_likelihood - here
-    return other if gain > LEAST_EFFECT * p.data.total * p.data.n_targets else fit
+    return other if gain > defaults.LEAST_EFFECT * p.data.total * p.data.n_targets else fit
 
 
 def _fit_pivots(p: Problem, asked: Plan, fit_weights) -> Fit | None:
@@ -241,10 +231,10 @@ def low_rank_factor(
 
     That some observations alone exceed the rank is cheap to see.
     """
-    if len(data) > 2 * PROBED_ROWS:
+    if len(data) > 2 * defaults.PROBED_ROWS:
         random = torch.Generator(data.X.device).manual_seed(seed)
         order = torch.randperm(len(data), generator=random, device=random.device)
-        few = data.take(order[:PROBED_ROWS])
+        few = data.take(order[: defaults.PROBED_ROWS])
         if _low_rank(kernel, few.X, noise, generator) is None:
             return None
     return _low_rank(kernel, data.X, noise, generator)
@@ -257,23 +247,26 @@ def _low_rank(kernel, X: Tensor, noise: float, generator: torch.Generator) -> Lo
     eigenvector of what is left of K an eigenvalue n times as great.
     """
     trace = float(gram_diag(kernel, X).sum())
-    rank = affordable_rank(len(X), LOW_RANK)
-    some = slice(None, None, -(-len(X) // LEFT_ROWS))
-    tol = LOW_RANK_RESIDUAL * noise * len(X) / trace
+    rank = affordable_rank(len(X), defaults.LOW_RANK)
+    some = slice(None, None, -(-len(X) // defaults.LEFT_ROWS))
+    tol = defaults.LOW_RANK_RESIDUAL * noise * len(X) / trace
     while True:
         factor = pivoted_factor(kernel, X, rank, generator=generator, tol=tol)
         if factor.residual_trace > tol * trace:
             return None
         F = factor.factor[some]
         left = gram_tile(kernel, X[some], X[some]) - F @ F.T  # its eigenvalues grow with its rows
-        if float(torch.linalg.eigvalsh(left)[-1]) * len(X) / len(F) <= LARGEST_LEFT * noise:
+        if (
+            float(torch.linalg.eigvalsh(left)[-1]) * len(X) / len(F)
+            <= defaults.LARGEST_LEFT * noise
+        ):
             return factor
         tol /= 10
 
 
 @dataclass
 class LocalPosterior(TensorState):
-    """Kriging (:mod:`skgp.inference.neighbors.kriging`) in the interface of every route."""
+    """Kriging (:mod:`skgp.inference.neighbors.posterior`) in the interface of every route."""
 
     model: KrigingModel
     several: bool = False  # targets, (p, t); one is (p,)
@@ -298,6 +291,96 @@ def local_posterior(kernel, data: Data, noise: float, n_neighbors: int) -> Local
     Y = data.y.reshape(len(data), -1)
     zero = Y.new_zeros(Y.shape[1])
     return LocalPosterior(
-        KrigingModel(kernel, noise, data.X, Y, data.weight, zero, n_neighbors, n_scales=N_SCALES),
+        KrigingModel(
+            kernel, noise, data.X, Y, data.weight, zero, n_neighbors, n_scales=defaults.N_SCALES
+        ),
         several=data.y.ndim > 1,
     )
+
+
+# ---- routes compared by what they predict of held-out data
+
+
+def in_weight_space(plan: Plan, asked: Plan, n: int, kernel) -> Plan | None:
+    """The plan in weight space that held-out data compare with neighbours and the exact GP.
+
+    None where the exact GP of n observations is the plan, and its kernel matrix, kept, soon solved.
+    """
+    if plan.space(n) != "function":
+        return plan
+    return (
+        None if n <= defaults.SOLVED_ROWS else resolve(replace(asked, solver="cholesky"), n, kernel)
+    )
+
+
+def compare_routes(p: Problem, weights: Plan, fit_weights: Callable[[Problem, Plan], Fit]) -> Plan:
+    """The plan of the route that predicts held-out data best; its `reason` tells all figures.
+
+    `weights` is a resolved plan in weight space, `fit_weights` fits by such. The covariance is left
+    to be chosen. Some ``3e10`` flops whatever n, beside the search for neighbours, ``O(n log n)``.
+    """
+    kernel, data, noise, generator = p.kernel, p.data, p.noise, p.generator
+    n = len(data)
+    kept, random, disc = hold_out(kernel, data.X, generator)
+    rest = data.take(kept)
+
+    def score(posterior, noise: float, size: int = defaults.SCORED) -> float:
+        parts = data.take(random[:size]), data.take(disc[:size])
+        return sum(_log_density(posterior, noise, part) for part in parts) / 2
+
+    near = local_posterior(kernel, rest, noise, defaults.N_NEIGHBORS)
+    local = score(near, noise)
+    order = torch.randperm(len(rest), generator=generator, device=generator.device)
+    few = replace(p, data=rest.take(order[: defaults.TRIAL_ROWS]), callback=None)
+    trials = []
+    for m in defaults.TRIAL_FEATURES:
+        m = min(m, max(2, len(few.data) // 4 * 2))
+        trial = fit_weights(few, replace(weights, n_basis=m, covariance="full"))
+        trials.append(score(trial.posterior, trial.noise))
+    # Each doubling of m gains half of what the one before did.
+    doublings = math.log2(weights.size / defaults.TRIAL_FEATURES[-1])
+    many = trials[-1] + max(trials[-1] - trials[-2], 0.0) * (1 - 0.5**doublings)
+    wide = local_posterior(kernel, rest, noise, defaults.EXACT_NEIGHBORS)
+    gain = score(wide, noise, defaults.EXACT_SCORED) - score(near, noise, defaults.EXACT_SCORED)
+    flops = defaults.CG_ITERATIONS * float(n) ** 2 * defaults.ENTRY_FLOPS
+    affordable = flops <= defaults.CG_FLOPS.get(data.X.device.type, defaults.CG_FLOPS["cpu"])
+    reason = (
+        f"the kernel matrix of {n} observations is large; log density of held-out data, at random "
+        f"and in discs: {defaults.N_NEIGHBORS} neighbours {local:.3f}; "
+        f"{weights.basis} functions {trials[0]:.3f} ({defaults.TRIAL_FEATURES[0]}), "
+        f"{trials[1]:.3f} ({defaults.TRIAL_FEATURES[1]}), "
+        f"extrapolated {many:.3f} ({weights.size}); "
+        f"exact, by {defaults.EXACT_NEIGHBORS} neighbours, {local + gain:.3f} "
+        f"({'' if affordable else 'not '}affordable: {flops:.0e} flops)"
+    )
+    if affordable and local + gain > max(many, local) + defaults.LEAST_GAIN:
+        return Plan("inducing", n, "cg", reason=reason)
+    if many > local:
+        return replace(weights, reason=reason)
+    return Plan("neighbors", defaults.N_NEIGHBORS, "cholesky", reason=reason)
+
+
+def hold_out(kernel, X: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
+    """Indices kept, held out at random, and in discs in the metric of the kernel."""
+    n = len(X)
+    order = torch.randperm(n, generator=generator)
+    centres = X[order[: defaults.DISCS].to(X.device)]
+    size = max(1, min(int(defaults.DISC_SHARE * n), defaults.DISC_ROWS))
+    members = NeighborSearch(kernel, X).query(centres, size).reshape(-1).unique()
+    inside = torch.zeros(n, dtype=torch.bool, device=X.device)
+    inside[members] = True
+    order = order.to(X.device)
+    random = order[~inside[order]][: defaults.SCORED]
+    disc = order[inside[order]][: defaults.SCORED]
+    kept = ~inside
+    kept[random] = False
+    return kept.nonzero()[:, 0], random, disc
+
+
+def _log_density(posterior, noise: float, data: Data) -> float:
+    """Mean log density of the observations, in nats; of several targets over all."""
+    mean, variance = posterior.mean_and_variance(data.X)
+    variance = variance + data.row_noise(data.y.new_tensor(noise))
+    variance = variance if mean.ndim == 1 else variance[:, None]
+    density = -0.5 * ((data.y - mean).square() / variance + (2 * math.pi * variance).log())
+    return float(density.mean())

@@ -258,11 +258,8 @@ class _Comparison:
     def _best(self, kernels: list) -> tuple[Any, Tensor]:
         """The expression that predicts some rows best, and their log densities."""
         few, k = self.rows[: self.settings.batch_size], self.settings.n_neighbors
-        return max(((kernel, self.densities(kernel, few, k)) for kernel in kernels), key=_mean)
-
-
-def _mean(of: tuple[Any, Tensor]) -> float:
-    return float(of[1].mean())
+        found = [(kernel, self.densities(kernel, few, k)) for kernel in kernels]
+        return max(found, key=lambda each: float(each[1].mean()))
 
 
 def _refine(fit, on: _Comparison, settings: SearchSettings, callback) -> HyperparameterFit:

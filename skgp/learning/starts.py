@@ -30,16 +30,7 @@ from skgp.inference.neighbors.search import distinct
 from skgp.kernels.expression import split_noise
 from skgp.kernels.hyperparameters import bounds_of, theta_of, with_theta
 from skgp.kernels.scales import at_spread, length_scale_places, scale_within, with_variance
-from skgp.learning.defaults import (
-    BATCH_NUMBERS,
-    BATCH_TOL,
-    EXACT_GTOL,
-    EXACT_ITERATIONS,
-    EXACT_TOL,
-    LENGTH_SHARES,
-    NOISE_GRID,
-    VARIANCE_SHARES,
-)
+from skgp.learning import defaults
 from skgp.learning.evidence import ExactEvidence
 from skgp.linalg import NotPositiveDefiniteError
 from skgp.optim.bfgs import minimize_batch, minimize_within
@@ -75,7 +66,9 @@ def with_noises(signal, white, variance: float = 1.0) -> list:
     levels: list[float] = []
     if white is not None and not white.hyperparameter_noise_level.fixed:
         low, high = white.noise_level_bounds
-        levels = [level for share in NOISE_GRID if low <= (level := share * variance) <= high]
+        levels = [
+            level for share in defaults.NOISE_GRID if low <= (level := share * variance) <= high
+        ]
     if not levels:
         return [signal if white is None else signal + white]
     return [signal + type(white)(level, white.noise_level_bounds) for level in levels]
@@ -90,9 +83,9 @@ def with_less_variance(kernel) -> list:
     signal, white = split_noise(kernel)
     places = length_scale_places(signal)
     found = []
-    for share in VARIANCE_SHARES:
+    for share in defaults.VARIANCE_SHARES:
         less = scale_within(signal, share)
-        for factor in LENGTH_SHARES:
+        for factor in defaults.LENGTH_SHARES:
             theta = theta_of(less) + math.log(factor) * places
             moved = with_theta(less, np.clip(theta, *bounds_of(less).T))
             found.append(moved if white is None else moved + white)
@@ -150,9 +143,9 @@ def search_from_starts(
             objective,
             start,
             bounds,
-            max_iter=EXACT_ITERATIONS,
-            tol=EXACT_TOL,
-            gtol=EXACT_GTOL,
+            max_iter=defaults.EXACT_ITERATIONS,
+            tol=defaults.EXACT_TOL,
+            gtol=defaults.EXACT_GTOL,
             refuse_far=False,  # as scikit-learn: a first step to 1e7 nats is interpolated at once
             tell=told,
         )
@@ -161,14 +154,14 @@ def search_from_starts(
     if of_many is None:
         found += [search(start) for start in starts[1:] if not ended]
         return min(found, key=lambda each: each[1])
-    size = max(1, BATCH_NUMBERS // max(1, n_rows**2))
+    size = max(1, defaults.BATCH_NUMBERS // max(1, n_rows**2))
     for first in range(1, len(starts), size):
         batch = minimize_batch(
             of_many,
             starts[first : first + size],
             bounds=bounds,
-            max_iter=0 if ended else EXACT_ITERATIONS,
-            tol=BATCH_TOL,
+            max_iter=0 if ended else defaults.EXACT_ITERATIONS,
+            tol=defaults.BATCH_TOL,
             callback=lambda step, info: told(info["loss"]),
         )
         least = int(batch.value.argmin())

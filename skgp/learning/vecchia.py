@@ -17,8 +17,6 @@ Up to `SearchSettings.exact_rows` observations the exact evidence decides
 (:mod:`skgp.learning.search`).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -29,19 +27,24 @@ import torch
 from torch import Tensor
 
 from skgp.data import Data
-from skgp.inference.inducing import greedy_variance
+from skgp.inference.neighbors.search import NeighborSearch
+from skgp.inference.pivots import greedy_variance
 from skgp.inference.vecchia.conditionals import Conditionals, global_features, inducing_factor
 from skgp.inference.vecchia.neighbors import earlier_neighbors, informative, order_of
 from skgp.inference.vecchia.posterior import VecchiaPosterior
 from skgp.inference.vecchia.regression import Sums, sums
-from skgp.kernels.expression import split_noise, theta_places
+from skgp.kernels.expression import RBF, split_noise, theta_places
 from skgp.kernels.gram import gram_diag
+from skgp.kernels.scales import robust_std
 from skgp.learning.defaults import (
+    VECCHIA_BLOCK_SHARE,
+    VECCHIA_BLOCKS,
     VECCHIA_FAMILY_ITER,
     VECCHIA_FAMILY_ROWS,
     VECCHIA_FEATURES,
     VECCHIA_GAIN,
     VECCHIA_GREEDY_ROWS,
+    VECCHIA_HELD_NEIGHBORS,
     VECCHIA_INDUCING,
     VECCHIA_MOVED,
     VECCHIA_ROUNDED,
@@ -50,11 +53,10 @@ from skgp.learning.defaults import (
 from skgp.learning.search import HyperparameterFit, SearchSettings, dense_fits, fit_hyperparameters
 from skgp.learning.selection import choose
 from skgp.learning.starts import starts, with_noises
-from skgp.learning.vecchia_held_out import held_out_densities, held_out_rows, noises_of
 from skgp.linalg import NotPositiveDefiniteError
 from skgp.linalg.runtime import Callback
 from skgp.optim.bfgs import minimize_within
-from skgp.optim.stopping import StopRecorder
+from skgp.optim.stopping import LossRecorder
 
 
 @dataclass(frozen=True)
@@ -76,24 +78,17 @@ class VecchiaSettings:
 class VecchiaEvidence:
     """Minus the log marginal likelihood an observation, in nats, at many theta.
 
-    Parameters
-    ----------
-    kernel : sklearn kernel expression with a top-level WhiteKernel
-    data : Data
-        Ordered observations; y of shape (n,) or (n, c).
-    rows : Tensor of int64, shape (t,)
-        Those that stand for all.
-    index : Tensor of int64, shape (t, H)
-        Their neighbours; the own index in places left.
-    Z : Tensor of shape (m, d)
-        Inducing points.
-
-    Notes
-    -----
     ``O(t H^2 (H + d + m) + p m^2)`` an evaluation, p <= n the number of points that take part.
     """
 
-    def __init__(self, kernel, data: Data, rows: Tensor, index: Tensor, Z: Tensor) -> None:
+    def __init__(
+        self,
+        kernel,  # with a top-level WhiteKernel
+        data: Data,  # in their order; y (n,) or (n, c)
+        rows: Tensor,  # (t,), those that stand for all
+        index: Tensor,  # (t, H), their neighbours; the own index in places left
+        Z: Tensor,  # (m, d), inducing points
+    ) -> None:
         group = torch.cat([index, rows[:, None]], 1)
         used, self.group = slice(None), group
         if len(rows) < len(data):  # else all take part
@@ -107,15 +102,9 @@ class VecchiaEvidence:
 
     def conditionals(self, theta: np.ndarray) -> Conditionals:
         """Of the rows, at theta (n_theta,) of the whole expression."""
-        noise = self._some.row_noise(self._noise_at(theta))
-        return Conditionals(
-            self._signal,
-            self._some.X,
-            self.group,
-            noise,
-            self.Z,
-            self._some.X.new_tensor(theta[self._places]),
-        )
+        X, noise = self._some.X, self._some.row_noise(self._noise_at(theta))
+        own = X.new_tensor(theta[self._places])
+        return Conditionals(self._signal, X, self.group, noise, self.Z, own)
 
     def sums(self, conditionals: Conditionals) -> Sums:
         """Estimates of the sums over all observations; those of all rows themselves."""
@@ -150,16 +139,9 @@ class VecchiaEvidence:
         """Of f, from all rows; and the log marginal likelihood. `n_neighbors` of a prediction."""
         found = self.sums(self.conditionals(theta))
         data, signal = self.data, self._signal.clone_with_theta(theta[self._places])
-        posterior = VecchiaPosterior(
-            signal,
-            data.X,
-            data.y.reshape(len(data), -1),
-            data.row_noise(self._noise_at(theta)).contiguous(),
-            self.Z,
-            found.mean,
-            found.root,
-            n_neighbors,
-        )
+        Y, noise = data.y.reshape(len(data), -1), data.row_noise(self._noise_at(theta))
+        of_points = self.Z, found.mean, found.root
+        posterior = VecchiaPosterior(signal, data.X, Y, noise.contiguous(), *of_points, n_neighbors)
         return posterior, self._density(theta, found)
 
     def _noise_at(self, theta: np.ndarray) -> Tensor:
@@ -177,8 +159,7 @@ class VecchiaEvidence:
         data = self.data
         if data.weight is None or data.scatter is None:
             return 0.0
-        within = data.n_targets * (1 - data.weight)
-        each = within + data.scatter / self._noise_at(theta)
+        each = data.n_targets * (1 - data.weight) + data.scatter / self._noise_at(theta)
         return 0.5 * float(each.sum())
 
 
@@ -260,12 +241,9 @@ def neighbors_of(
     n_neighbors: int,
     Z: Tensor,
     rows: Tensor | None = None,
-    noise: Tensor | None = None,
+    noise: Tensor | None = None,  # (n,), variances
 ) -> Tensor:
-    """Neighbours (t, H) of some rows, or all, before them, beside inducing points Z (m, d).
-
-    `noise` (n,) are its variances, none by default.
-    """
+    """Neighbours (t, H) of some rows, or all, before them, beside inducing points Z (m, d)."""
     features = global_features(signal, X, Z, inducing_factor(signal, Z))
     return earlier_neighbors(signal, X, n_neighbors, features, rows, noise)
 
@@ -294,7 +272,9 @@ def fit_joint_likelihood(
         best = search.climb(best.kernel, settings)
         if search.recorder.stopped or np.abs(best.kernel.theta - before).max() < VECCHIA_MOVED:
             break
-    return HyperparameterFit(best.kernel, method="joint likelihood", history=search.history)
+    return HyperparameterFit(
+        best.kernel, method="joint likelihood", history=search.recorder.history
+    )
 
 
 @dataclass(frozen=True)
@@ -306,11 +286,11 @@ class _Trial:
 
 
 class _Search:
-    """Climbs that share data, random numbers, a callback and a history."""
+    """Climbs that share data, random numbers and a recorder."""
 
     def __init__(self, data: Data, settings: VecchiaSettings, generator, callback) -> None:
         self.data, self.settings, self.generator = data, settings, generator
-        self.recorder, self.history = StopRecorder(callback), list[float]()
+        self.recorder = LossRecorder(callback)
         order = torch.randperm(len(data), generator=generator, device=generator.device)
         self._order = order.to(data.X.device)
 
@@ -340,7 +320,7 @@ class _Search:
             kernel.bounds,
             max_iter=settings.max_iter,
             tol=settings.tol,
-            tell=self._tell,
+            tell=self.recorder.tell,
         )
         return _Trial(kernel.clone_with_theta(theta), loss)
 
@@ -358,10 +338,6 @@ class _Search:
         rows = self._order[: settings.n_rows].sort().values
         return evidence_of(kernel, self.data, rows, settings, self.generator)
 
-    def _tell(self, loss: float) -> bool:
-        self.history.append(-float(loss))
-        return bool(self.recorder(len(self.history), {"loss": float(loss)}))
-
 
 def _value(function: Callable[[np.ndarray], float], theta: np.ndarray) -> float:
     """Infinite where a covariance has no factor."""
@@ -369,3 +345,48 @@ def _value(function: Callable[[np.ndarray], float], theta: np.ndarray) -> float:
         return function(theta)
     except NotPositiveDefiniteError:
         return math.inf
+
+
+def noises_of(kernel, data: Data) -> Tensor:
+    """Variances (n,) of the noise of the observations under an expression with a WhiteKernel."""
+    return data.row_noise(data.X.new_tensor(theta_places(kernel)[2]))
+
+
+def held_out_rows(X: Tensor, order: Tensor) -> tuple[Tensor, Tensor]:
+    """Rows to predict, in blocks (b,), and those outside of all blocks (o,); of X (n, d).
+
+    A block is what is nearest, in standard units, to a row; `order` (n,) is a random one.
+    """
+    n = len(X)
+    spread = X.new_tensor(robust_std(X.cpu().numpy()))
+    inverse = 1 / torch.where(spread > 0, spread, 1.0)
+    centres = X[order[:VECCHIA_BLOCKS]]
+    blocks = NeighborSearch(RBF(inverse.reciprocal().cpu().numpy()), X).query(
+        centres, max(1, int(VECCHIA_BLOCK_SHARE * n))
+    )
+    inside = torch.zeros(n, dtype=torch.bool, device=X.device)
+    inside[blocks.reshape(-1)] = True
+    rows = order[inside[order]][:VECCHIA_START_ROWS]
+    return rows, (~inside).nonzero()[:, 0]
+
+
+@torch.no_grad()
+def held_out_densities(
+    kernel, data: Data, rows: Tensor, outside: Tensor, n_neighbors: int = VECCHIA_HELD_NEIGHBORS
+) -> Tensor:
+    """Log-densities (2 b,), in nats, of rows (b,) given others near them; means over the targets.
+
+    The first half given the nearest of all other observations, the second given the nearest of
+    the observations `outside` (o,) of all blocks that the rows lie in.
+    """
+    signal, X = split_noise(kernel)[0], data.X
+    noise = noises_of(kernel, data)
+    of_all = NeighborSearch(signal, X).query(X[rows], min(n_neighbors, len(X) - 1), rows)
+    beyond = NeighborSearch(signal, X[outside]).query(X[rows], min(n_neighbors, len(outside)))
+    found = []
+    for near in (of_all, outside[beyond]):
+        group = torch.cat([near, rows[:, None]], 1)
+        for tile in Conditionals(signal, X, group, noise):
+            e, D = tile.contrast(data.y.reshape(len(data), -1)), tile.variance[:, None]
+            found.append(-0.5 * ((2 * math.pi * D).log() + e.square() / D).mean(1))
+    return torch.cat(found)

@@ -18,8 +18,6 @@ where each moves by it the mean log-loss of 10000 rows of kin40k above the media
 .223.
 """
 
-from __future__ import annotations
-
 import math
 import warnings
 from dataclasses import dataclass, replace
@@ -32,6 +30,7 @@ from torch import Tensor
 from skgp.data import Data
 from skgp.inference.defaults import LEAST_DRAWS
 from skgp.inference.neighbors.search import NeighborSearch
+from skgp.learning import defaults
 from skgp.learning.calibration import choose_moderation
 from skgp.learning.classification_hyperparameters import (
     ClassificationSettings,
@@ -39,28 +38,16 @@ from skgp.learning.classification_hyperparameters import (
     fit_classification_hyperparameters,
     stratified_order,
 )
-from skgp.learning.defaults import (
-    LABEL_SHARE,
-    VECCHIA_FEATURES,
-    VECCHIA_HELD_LABELS,
-    VECCHIA_LABEL_INDUCING,
-    VECCHIA_LABEL_MOVES,
-    VECCHIA_LABEL_PRODUCTS,
-    VECCHIA_LABEL_STEPS,
-    VECCHIA_NEAR_LABELS,
-    VECCHIA_TRIAL_ROWS,
-    VECCHIA_TRIAL_TOL,
-)
 from skgp.learning.label_scales import moved
 from skgp.learning.local.defaults import COMPARED_NEIGHBORS
 from skgp.learning.local.hyperparameters import search_label_kernel
 from skgp.learning.search import HyperparameterFit, SearchSettings
 from skgp.learning.selection import choose, held_out_rows, stratum, while_falling
 from skgp.learning.vecchia import VecchiaSettings, choose_inducing, neighbors_of
-from skgp.learning.vecchia_laplace import LatentEvidence, staged, told
+from skgp.learning.vecchia_laplace import LatentEvidence, staged
 from skgp.linalg import NumericalWarning
 from skgp.linalg.runtime import Callback
-from skgp.optim.stopping import StopRecorder
+from skgp.optim.stopping import LossRecorder
 
 
 def fit_labels(
@@ -82,7 +69,7 @@ def fit_labels(
     Where the dense approximation decides alone, amplitude and length scales are those by which it
     predicts labels left out best, if the settings say so (:mod:`skgp.learning.label_scales`).
     """
-    recorder = StopRecorder(callback)
+    recorder = LossRecorder(callback)
     alone = len(data) <= SearchSettings.exact_rows
     rescales = settings.rescales and alone
     dense = ClassificationSettings(rescales=rescales, scale_std=settings.scale_std)
@@ -95,38 +82,41 @@ def fit_labels(
     n_inducing = inducing_by_default(settings, *data.y.shape)
     if recorder.stopped or alone:
         return found, n_inducing, None
-    history, start, n_few = list(found.history), None, min(n_inducing, settings.most_inducing)
+    recorder.history, start = list(found.history), None
+    n_few = min(n_inducing, settings.most_inducing)
     few = replace(settings, n_inducing=n_few)
-    kernels_found = [_by_evidence(found.kernel, data, few, model, told(history, recorder))]
+    kernels_found = [_by_evidence(found.kernel, data, few, model, recorder)]
     if settings.n_neighbors and not recorder.stopped:
         shared |= {"n_neighbors": COMPARED_NEIGHBORS, "information": likelihood.information}
         other = search_label_kernel(found, kernels, data, **shared)
         kernels_found += [] if other is found else [other.kernel]
     if not recorder.stopped:
         sizes = [n_inducing] if settings.n_inducing is not None else [0, n_few]
-        held = _HeldOut(data, settings, model, recorder, history)
+        held = _HeldOut(data, settings, model, recorder)
         best = held.best(kernels_found, sizes)
         kernels_found[0], start = best.kernel, held.latent(best)
         n_inducing = n_inducing if best.n_inducing else 0
-    return replace(found, kernel=kernels_found[0], history=history), n_inducing, start
+    return replace(found, kernel=kernels_found[0], history=recorder.history), n_inducing, start
 
 
-def _by_evidence(kernel: Any, data: Data, settings: VecchiaSettings, model: tuple, tell: Any):
+def _by_evidence(
+    kernel: Any, data: Data, settings: VecchiaSettings, model: tuple, recorder: LossRecorder
+):
     """Amplitude and common length scale by Laplace's evidence of ``n_rows`` observations."""
     if not settings.max_iter or not kernel.n_dims:
         return kernel
     order = stratified_order(data.y, model[2])[: settings.n_rows]
     some, none = data.take(order.sort().values), data.X.new_zeros(0)
-    return staged(kernel, none, some, model, settings, tell, directions(kernel, max_free=1))[0]
+    return staged(kernel, none, some, model, settings, recorder, directions(kernel, max_free=1))[0]
 
 
 def inducing_by_default(settings: VecchiaSettings, n: int, c: int) -> int:
     """Inducing points, of n observations and c columns, where nothing decides on them."""
     if settings.n_inducing is not None:
         return settings.n_inducing
-    quick = math.isqrt(VECCHIA_LABEL_PRODUCTS // (n * c))
-    most = min(max(settings.most_inducing, quick), VECCHIA_LABEL_INDUCING)
-    return min(most, n, VECCHIA_FEATURES // n)
+    quick = math.isqrt(defaults.VECCHIA_LABEL_PRODUCTS // (n * c))
+    most = min(max(settings.most_inducing, quick), defaults.VECCHIA_LABEL_INDUCING)
+    return min(most, n, defaults.VECCHIA_FEATURES // n)
 
 
 @dataclass(frozen=True)
@@ -152,13 +142,11 @@ class _HeldOut:
         data: Data,
         settings: VecchiaSettings,
         model: tuple[Any, Tensor, torch.Generator],
-        callback: StopRecorder,
-        history: list[float],
+        recorder: LossRecorder,
     ) -> None:
-        self.settings, self.model = settings, model
-        self.callback, self._tell = callback, told(history, callback)
+        self.settings, self.model, self.recorder = settings, model, recorder
         target, classes = stratum(data.y)
-        n_out = min(VECCHIA_HELD_LABELS, len(data) // 5)
+        n_out = min(defaults.VECCHIA_HELD_LABELS, len(data) // 5)
         out = held_out_rows(target, n_out, model[2], classes=classes)
         self._held = held = torch.from_numpy(out).to(data.X.device)
         self.rows, self.rest = data.take(held), data.take(~held)
@@ -171,10 +159,11 @@ class _HeldOut:
         for kernel in kernels[1:]:
             others = [self._problem(kernel, m) for m in sizes if m <= found.n_inducing]
             found = self._chosen([found, *map(self._trial, others)])
-        for move in VECCHIA_LABEL_MOVES:
-            steps = [(i * move[0], i * move[1]) for i in range(1, VECCHIA_LABEL_STEPS + 1)]
+        for move in defaults.VECCHIA_LABEL_MOVES:
+            steps = [(i * move[0], i * move[1]) for i in range(1, defaults.VECCHIA_LABEL_STEPS + 1)]
             start = found
-            trials = while_falling(start, steps, partial(self._moved, start), _loss)
+            trial = partial(self._moved, start)
+            trials = while_falling(start, steps, trial, lambda trial: trial.loss)
             if (found := self._chosen(trials)) is not start:
                 break
         return found
@@ -190,13 +179,13 @@ class _HeldOut:
 
     def _chosen(self, trials: list[_Trial]) -> _Trial:
         losses, weight = [trial.losses for trial in trials], self.rows.weight
-        return trials[choose(losses, weight=weight, least_share=LABEL_SHARE)]
+        return trials[choose(losses, weight=weight, least_share=defaults.LABEL_SHARE)]
 
     def _problem(self, kernel, n_inducing: int) -> LatentEvidence:
         """That of the other observations, or of those of many that are near held-out ones."""
         rest, (likelihood, offset, generator) = self.rest, self.model
-        if len(rest) > VECCHIA_TRIAL_ROWS:
-            near = NeighborSearch(kernel, rest.X).query(self.rows.X, VECCHIA_NEAR_LABELS)
+        if len(rest) > defaults.VECCHIA_TRIAL_ROWS:
+            near = NeighborSearch(kernel, rest.X).query(self.rows.X, defaults.VECCHIA_NEAR_LABELS)
             rest = rest.take(near.unique())
         Z = choose_inducing(kernel, rest.X, n_inducing, generator)
         index = neighbors_of(kernel, rest.X, self.settings.n_neighbors, Z)
@@ -204,7 +193,7 @@ class _HeldOut:
 
     def _moved(self, start: _Trial, steps: tuple[int, int], _: _Trial) -> _Trial | None:
         kernel = moved(start.kernel, steps)
-        if kernel is None or self.callback.stopped:
+        if kernel is None or self.recorder.stopped:
             return None
         return self._trial(start.problem, kernel)
 
@@ -215,7 +204,7 @@ class _HeldOut:
         likelihood, rows, H = self.model[0], self.rows, self.settings.n_neighbors
         with warnings.catch_warnings():  # a search may pass through hyper-parameters of no use
             warnings.simplefilter("ignore", NumericalWarning)
-            mode = problem.mode(problem.conditionals(kernel.theta), tol=VECCHIA_TRIAL_TOL)
+            mode = problem.mode(problem.conditionals(kernel.theta), tol=defaults.VECCHIA_TRIAL_TOL)
             posterior = problem.posterior(
                 mode, kernel, max(1, H), self._seed, most_draws=LEAST_DRAWS
             )
@@ -223,9 +212,5 @@ class _HeldOut:
             mean, var = posterior.mean_and_variance(rows.X)
         moderation, losses = choose_moderation(likelihood, rows.y, mean, var, rows.weight)
         loss = float(rows.weighted_sum(losses[moderation])) / rows.total
-        self._tell(loss)
+        self.recorder.tell(loss)
         return _Trial(kernel, problem, losses[moderation], loss, mean)
-
-
-def _loss(trial: _Trial) -> float:
-    return trial.loss

@@ -29,60 +29,32 @@ from skgp.inference.vecchia.laplace import EvidenceTerms, LatentMode, evidence, 
 from skgp.inference.vecchia.latent_posterior import LatentPosterior
 from skgp.inference.vecchia.root import VecchiaRoot
 from skgp.kernels.expression import split_noise
-from skgp.learning.defaults import (
-    VECCHIA_FAMILY_ITER,
-    VECCHIA_FAMILY_TOL,
-    VECCHIA_INDUCING,
-    VECCHIA_MOVED,
-    VECCHIA_PROBED,
-    VECCHIA_PROBES,
-    VECCHIA_START_ROWS,
-    VECCHIA_TRIALS,
-)
+from skgp.learning import defaults
 from skgp.learning.local.hyperparameters import search_hyperparameters
 from skgp.learning.search import HyperparameterFit, SearchSettings
 from skgp.learning.vecchia import VecchiaSettings, choose_inducing, neighbors_of
 from skgp.linalg import NumericalWarning
 from skgp.linalg.runtime import Callback
 from skgp.optim.bfgs import minimize_within
-from skgp.optim.stopping import StopRecorder
+from skgp.optim.stopping import LossRecorder
 
 
 class LatentEvidence:
     """Minus Laplace's log evidence an observation, in nats, at many theta.
 
-    Parameters
-    ----------
-    kernel : sklearn kernel expression without noise
-    data : Data
-        Ordered observations; y of shape (n, c).
-    index : Tensor of int64, shape (n, H)
-        Neighbours; the own index in places left.
-    Z : Tensor of shape (m, d)
-        Inducing points.
-    likelihood : Likelihood
-    offset : Tensor of shape (c,)
-        Prior means.
-    generator : torch.Generator
-        Of the probes.
-    start : Tensor of shape (n, c), optional
-        f near the first mode.
-
-    Notes
-    -----
     ``O(n H^2 (H + d + m) + k c n H)`` an evaluation with k probes and iterations.
     """
 
     def __init__(
         self,
-        kernel,
-        data: Data,
-        index: Tensor,
-        Z: Tensor,
+        kernel,  # without noise
+        data: Data,  # in their order; y (n, c)
+        index: Tensor,  # (n, H), neighbours; the own index in places left
+        Z: Tensor,  # (m, d), inducing points
         likelihood: Any,
-        offset: Tensor,
-        generator: torch.Generator,
-        start: Tensor | None = None,
+        offset: Tensor,  # (c,), prior means
+        generator: torch.Generator,  # of the probes
+        start: Tensor | None = None,  # (n, c), f near the first mode
     ) -> None:
         own = torch.arange(len(data), device=index.device)[:, None]
         self.kernel, self.data, self.group = kernel, data, torch.cat([index, own], 1)
@@ -95,7 +67,7 @@ class LatentEvidence:
 
         Of the inducing points, which leave less and less variance, the first `VECCHIA_INDUCING`.
         """
-        data, Z = self.data.take(rows), self.Z[:VECCHIA_INDUCING]
+        data, Z = self.data.take(rows), self.Z[: defaults.VECCHIA_INDUCING]
         index = neighbors_of(kernel, data.X, self.group.shape[1] - 1, Z)
         model = self._likelihood, self.offset, self._generator
         start = None if self.start is None else self.start[rows]
@@ -142,7 +114,9 @@ class LatentEvidence:
         """The same at every theta."""
         if not self._probes:
             n, c = self.data.y.shape  # many observations have many terms each
-            n_probes = math.ceil(VECCHIA_PROBES / c * min(1.0, VECCHIA_PROBED / n))
+            n_probes = math.ceil(
+                defaults.VECCHIA_PROBES / c * min(1.0, defaults.VECCHIA_PROBED / n)
+            )
             self._probes = probes(root, n_probes, self._generator)
         return self._probes  # type: ignore[return-value]
 
@@ -151,14 +125,10 @@ class LatentEvidence:
         mode: LatentMode,
         kernel,
         n_neighbors: int,
-        seed: int | None = None,
+        seed: int | None = None,  # of the draws; that of the generator by default
         most_draws: int = LATENT_DRAWS,
     ) -> LatentPosterior:
-        """Predictions from `n_neighbors` of the points, given their mode under this kernel.
-
-        The seed of their draws, of which there are `most_draws` at most, is the generator's, by
-        default.
-        """
+        """Predictions from `n_neighbors` of the points, given their mode under this kernel."""
         if seed is None:
             seed = int(torch.randint(2**31, (), generator=self._generator))
         data, Z = self.data, self.Z
@@ -223,7 +193,7 @@ def fit_latent_numbers(
     by the evidence of some observations, and the likeliest by that of more. The callback is
     called with (evaluation, {"loss": nats per observation}); True ends the search.
     """
-    recorder = StopRecorder(callback)
+    recorder = LossRecorder(callback)
     found = search_hyperparameters(
         kernels[:1],
         replace(data, y=data.y[:, 0]).some(SearchSettings.subset_size, generator),
@@ -232,41 +202,31 @@ def fit_latent_numbers(
         callback=recorder,
     )
     kernel, white = split_noise(found.kernel)
-    parameters, history = likelihood.initial(data.X), list(found.history)
+    parameters, recorder.history = likelihood.initial(data.X), list(found.history)
     if likelihood.is_additive and len(parameters) and white is not None:
         parameters[0] = math.log(white.noise_level)
     if recorder.stopped:
         return replace(found, kernel=kernel), parameters
 
-    tell = told(history, recorder)
     model = likelihood, offset, generator
     if len(kernels) > 1:
         others = [split_noise(other)[0] for other in kernels]
         begun = [other.clone_with_theta(kernel.theta) for other in others]
-        few = data.some(VECCHIA_START_ROWS, generator)
+        few = data.some(defaults.VECCHIA_START_ROWS, generator)
         brief = replace(
             settings,
             n_inducing=0,
             n_stages=1,
-            max_iter=VECCHIA_FAMILY_ITER,
-            tol=max(settings.tol, VECCHIA_FAMILY_TOL),
+            max_iter=defaults.VECCHIA_FAMILY_ITER,
+            tol=max(settings.tol, defaults.VECCHIA_FAMILY_TOL),
         )
-        trials = [staged(each, parameters, few, model, brief, tell) for each in begun]
+        trials = [staged(each, parameters, few, model, brief, recorder) for each in begun]
         kernel, parameters, _ = min(trials, key=lambda trial: trial[2])
     if not recorder.stopped:
         some = data if settings.n_rows is None else data.some(settings.n_rows, generator)
-        kernel, parameters, _ = staged(kernel, parameters, some, model, settings, tell)
-    return replace(found, kernel=kernel, method="Laplace evidence", history=history), parameters
-
-
-def told(history: list[float], callback: Callback) -> Callable[[float], bool]:
-    """What keeps and tells of the losses of a search; True ends it."""
-
-    def tell(loss: float) -> bool:
-        history.append(-float(loss))
-        return bool(callback(len(history), {"loss": float(loss)}))
-
-    return tell
+        kernel, parameters, _ = staged(kernel, parameters, some, model, settings, recorder)
+    found = replace(found, kernel=kernel, method="Laplace evidence", history=recorder.history)
+    return found, parameters
 
 
 def staged(
@@ -275,7 +235,7 @@ def staged(
     data: Data,
     model: tuple[Any, Tensor, torch.Generator],
     settings: VecchiaSettings,
-    tell: Callable[[float], bool],
+    recorder: LossRecorder,
     moves: np.ndarray | None = None,
 ) -> tuple[Any, Tensor, float]:
     """Kernel and parameters (p,) of the likelihood of the greatest evidence, and its loss.
@@ -284,13 +244,6 @@ def staged(
     offset and generator of `LatentEvidence`; `moves` (n_theta + p, n_moves) of zeros and ones, by
     default of each alone.
     """
-    stopped = False
-
-    def heard(loss: float) -> bool:
-        nonlocal stopped
-        stopped = tell(loss)
-        return stopped
-
     place = np.append(kernel.theta, parameters.cpu().numpy())
     moves = np.eye(len(place)) if moves is None else moves
     (likelihood, _, generator), loss = model, math.inf
@@ -302,8 +255,8 @@ def staged(
         Z = choose_inducing(kernel, data.X, settings.n_inducing or 0, generator)
         index = neighbors_of(kernel, data.X, settings.n_neighbors, Z)
         objective = LatentEvidence(kernel, data, index, Z, *model)
-        place, loss = _climbed(place, limits, objective, moves, settings, heard)
-        if stopped or np.abs(place - before).max(initial=0.0) < VECCHIA_MOVED:
+        place, loss = _climbed(place, limits, objective, moves, settings, recorder.tell)
+        if recorder.stopped or np.abs(place - before).max(initial=0.0) < defaults.VECCHIA_MOVED:
             break
     theta, rest = np.split(place, [kernel.n_dims])
     return kernel.clone_with_theta(theta), parameters.new_tensor(rest), loss
@@ -332,7 +285,7 @@ def _climbed(
         nonlocal least, idle
         idle = 0 if value < least - settings.tol * max(1.0, abs(value)) else idle + 1
         least = min(least, value)
-        return tell(value) or idle == VECCHIA_TRIALS
+        return tell(value) or idle == defaults.VECCHIA_TRIALS
 
     z, _ = minimize_within(
         loss,

@@ -61,7 +61,6 @@ from skgp.inference.sparse import SparsePosterior, SparseState
 from skgp.kernels.gram import gram_diag
 from skgp.learning.selection import choose, improves
 from skgp.learning.sparse import defaults
-from skgp.learning.sparse.few_rows import dense_start, of_bayes_rule, of_few_rows
 from skgp.learning.sparse.objective import (
     BestState,
     Objective,
@@ -70,14 +69,23 @@ from skgp.learning.sparse.objective import (
     held_out_losses,
     split,
 )
-from skgp.learning.sparse.search import Training, blended, choose_blend, fit_all_rows, fit_minibatch
-from skgp.learning.sparse.start import (
-    grown,
+from skgp.learning.sparse.search import (
+    Training,
+    blended,
+    choose_blend,
+    fit_all_rows,
+    fit_minibatch,
     less_noise,
-    start_log_loss,
-    start_state,
     with_floor,
     with_noise_that_pays,
+)
+from skgp.learning.sparse.start import (
+    dense_start,
+    grown,
+    of_bayes_rule,
+    of_few_rows,
+    start_log_loss,
+    start_state,
 )
 from skgp.linalg.runtime import require_memory
 

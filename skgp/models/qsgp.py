@@ -59,7 +59,7 @@ from skgp.inference.weights.posterior import AugmentedPosterior, ClassifierPoste
 from skgp.inference.weights.robust import fit_robust
 from skgp.inference.weights.solvers import gauss_seidel, weights_cg
 from skgp.kernels.gram import gram_diag
-from skgp.learning import defaults, route_trials, routes
+from skgp.learning import defaults, routes
 from skgp.learning.amplitude import AmplitudeProblem, choose_amplitude
 from skgp.learning.plan import (
     Fit,
@@ -96,9 +96,9 @@ def fit_regression(p: Problem, asked: Plan, *, state: Any = None) -> Fit:
         fit = routes.fit_low_rank(p, asked, fit_weights)
         if fit is not None:
             return fit
-        weights = route_trials.in_weight_space(plan, asked, n, p.kernel)
+        weights = routes.in_weight_space(plan, asked, n, p.kernel)
         if weights is not None and asked.covariance in ("auto", "full"):
-            plan = route_trials.compare_routes(p, weights, fit_weights)
+            plan = routes.compare_routes(p, weights, fit_weights)
             plan = routes.with_covariance(plan, "auto", n)
     check_memory(plan, n)
     if plan.space(n) == "local":

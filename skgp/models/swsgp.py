@@ -65,13 +65,14 @@ from skgp.inference.natural import Posterior, SitesFit, fit_sites, natural_steps
 from skgp.inference.neighbors import streaming
 from skgp.inference.neighbors.conditionals import Tiles
 from skgp.inference.neighbors.posterior import SWSGPState
+from skgp.inference.neighbors.search import active_sets
 from skgp.inference.neighbors.sums import BlocksProblem, FullRows, LocalRows
 from skgp.inference.neighbors.system import LocalSystem, full_system, local_system
 from skgp.learning.defaults import FEW_ROWS, LEARNING_RATE
 from skgp.learning.local import defaults
 from skgp.learning.local.bound import Objective, total_bound
 from skgp.learning.local.minibatch import Search, fit_minibatch, of_all, of_minibatches, polish
-from skgp.learning.local.prior import LeftOut, Prior, Settings, active_sets, find_prior, split_rows
+from skgp.learning.local.prior import LeftOut, Prior, Settings, find_prior, split_rows
 from skgp.likelihoods import Likelihood
 from skgp.linalg import NumericalWarning, warn_caller
 from skgp.linalg.runtime import Callback
@@ -133,16 +134,6 @@ def fit_swsgp(
     state = SWSGPState.prior(prior.kernel, parameters, Z, offset)
     fitter = _Fitter(likelihood, prior.data, settings, generator, recorder, blocks)
     return fitter.fit(state, prior)
-
-
-def _warn_unless_settled(left: float, n_steps: int) -> None:
-    if left > defaults.UNSETTLED:
-        warn_caller(
-            f"The {n_steps} natural-gradient steps ended short of the posterior: another one would "
-            f"change the precisions of its sites by a share of {left:.2f}. Raise max_iter, or give "
-            "a kernel whose variance is that of f.",
-            NumericalWarning,
-        )
 
 
 class _Fitter:
@@ -242,7 +233,8 @@ class _Fitter:
     def _search(self, X: Tensor | None = None) -> Search:
         """Active sets, under a moving kernel and of moving points, of rows X; of all by default."""
         rows = self.data.X if X is None else X
-        return lambda kernel, Z: active_sets(kernel, rows, Z, self.settings)
+        how = self.settings.n_neighbors, self.settings.neighbors
+        return lambda kernel, Z: active_sets(kernel, rows, Z, *how)
 
     def _system(self, state: SWSGPState, kl_weight: float) -> LocalSystem | FullSystem:
         """What eq. (11) knows of all rows, their active sets found (step 1)."""
@@ -288,7 +280,13 @@ class _Fitter:
             state = replace(state, likelihood=self._likelihood(state, system, start))
         if not self.callback.stopped:
             left = unsettled(found, system, self.data.y, likelihood, state.offset)
-            _warn_unless_settled(left, len(found.history))
+            if left > defaults.UNSETTLED:
+                warn_caller(
+                    f"The {len(found.history)} natural-gradient steps ended short of the "
+                    "posterior: another one would change the precisions of its sites by a share of "
+                    f"{left:.2f}. Raise max_iter, or give a kernel whose variance is that of f.",
+                    NumericalWarning,
+                )
         self.history["solve"] = history
         return state, found, max(1, len(history))
 

@@ -35,6 +35,7 @@ from skgp.optim.defaults import (
     N_PAIRS,
     REFUSAL,
     SHORTEST_STEP,
+    STANDS_STILL,
 )
 from skgp.optim.line_search import falls_enough, held_at_bounds, shortening
 
@@ -47,6 +48,10 @@ class _Refusing:
     That is where it is not finite or raises an error that says so (a matrix that cannot be
     factored, a `NonFiniteLossError`). A refusal is a loss not far above the best, with no slope:
     neither an infinity nor, of nearly singular covariances, 1e9 lets the line search interpolate.
+
+    It ends a search, by StopIteration, that stands still: `STANDS_STILL` evaluations in a row
+    within `tol` of the best, relative to it if above 1, of which none lowers it by more. Where the
+    gradient is less exact than the loss (that of an ELBO), a line search would go on.
     """
 
     def __init__(
@@ -56,10 +61,11 @@ class _Refusing:
         *,
         strict: bool = False,  # pass an error at the start on
         refuse_far: bool = False,  # refuse what is finite, too, where it is far above the best
+        tol: float = 0.0,
         tell: Callable[[float], bool] = lambda loss: False,
     ) -> None:
         self._objective, self._tell = objective, tell
-        self._strict, self._refuse_far = strict, refuse_far
+        self._strict, self._refuse_far, self._tol, self._n_still = strict, refuse_far, tol, 0
         self.best, self.x, self.n_evaluations = math.inf, start, 0
 
     def __call__(self, x: np.ndarray) -> tuple[float, np.ndarray]:
@@ -76,9 +82,14 @@ class _Refusing:
             usable = False
         if not usable or (found and self._refuse_far and value > refusal):
             return refusal, np.zeros_like(x)
+        fall, negligible = self.best - value, self._tol * max(1.0, abs(least))
+        if fall > negligible:
+            self._n_still = 0
+        elif fall > -negligible:
+            self._n_still += 1
         if value < self.best:
             self.best, self.x = value, x.copy()
-        if self._tell(value):
+        if self._tell(value) or self._n_still >= STANDS_STILL:
             raise StopIteration
         return value, gradient
 
@@ -145,7 +156,7 @@ def minimize_lbfgs(
             result.stopped = True
             raise StopIteration
 
-    objective = _Refusing(of_vector, x0, strict=True)
+    objective = _Refusing(of_vector, x0, strict=True, tol=tol)
     n_pairs = max(5, min(N_PAIRS, int(HISTORY_NUMBERS / (2 * len(x0)))))
     limits: dict = {"max_iter": max_iter, "tol": tol, "gtol": 1e-8, "n_pairs": n_pairs}
     success = _lbfgs(objective, x0, Bounds(low, high), after_iteration, **limits)
@@ -166,10 +177,13 @@ def _lbfgs(
     gtol: float,
     n_pairs: int,
 ) -> bool:
-    """SciPy's L-BFGS-B; whether a tolerance ended it."""
+    """SciPy's L-BFGS-B; whether a tolerance ended it, or the objective by StopIteration."""
     options = {"maxiter": max_iter, "maxcor": n_pairs, "ftol": tol, "gtol": gtol}
     how: dict = {"jac": True, "method": "L-BFGS-B", "callback": callback, "options": options}
-    return bool(minimize(objective, start, bounds=bounds, **how).success)
+    try:
+        return bool(minimize(objective, start, bounds=bounds, **how).success)
+    except StopIteration:
+        return True
 
 
 def _to_vector(tensors) -> np.ndarray:
@@ -207,15 +221,13 @@ def minimize_within(
     loss of each evaluation, and ends the search by True.
     """
     start = np.clip(start, bounds[:, 0], bounds[:, 1])
-    guarded = _Refusing(objective, start, strict=strict, refuse_far=refuse_far, tell=tell)
+    how: dict = {"strict": strict, "refuse_far": refuse_far, "tol": tol, "tell": tell}
+    guarded = _Refusing(objective, start, **how)
     if len(start) == 0:
         guarded(start)
         return start, guarded.best
-    try:
-        limits: dict = {"max_iter": max_iter, "tol": tol, "gtol": gtol, "n_pairs": n_pairs}
-        _lbfgs(guarded, start, Bounds(*bounds.T), **limits)
-    except StopIteration:
-        pass
+    limits: dict = {"max_iter": max_iter, "tol": tol, "gtol": gtol, "n_pairs": n_pairs}
+    _lbfgs(guarded, start, Bounds(*bounds.T), **limits)
     return guarded.x, guarded.best
 
 

@@ -15,3 +15,4 @@ SHORTEST_STEP = 1e-10  # of t, below which a search has ended
 HISTORY_NUMBERS = 5e7  # floats that the curvature pairs may take
 N_PAIRS = 50
 REFUSAL = 1e3  # times the loss, above the best: what a refused point is given
+STANDS_STILL = 5  # evaluations in a row that change the loss by less than the tolerance

@@ -135,3 +135,16 @@ class StopRecorder:
         """As a call, but raises :class:`Stopped` where that returns True."""
         if self(0, info):
             raise Stopped
+
+
+class LossRecorder(StopRecorder):
+    """The same of searches that tell losses: minus these are its ``history``."""
+
+    def __init__(self, callback: Callable[[int, dict], bool | None] | None) -> None:
+        super().__init__(callback)
+        self.history: list[float] = []
+
+    def tell(self, loss: float) -> bool:
+        """Keep a loss and tell the callback, ``{"loss": loss}``; whether to stop."""
+        self.history.append(-float(loss))
+        return self(len(self.history), {"loss": float(loss)})

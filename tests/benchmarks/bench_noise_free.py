@@ -19,8 +19,6 @@ from sklearn.gaussian_process.kernels import RBF
 
 import skgp
 from skgp import QSGPRegressor
-from skgp.estimators import _kernels
-from skgp.learning import kernel_choice
 from skgp.learning.defaults import AUTOCORRELATED
 from tests.benchmarks.bench_few_points import scores
 from tests.benchmarks.data import seconds_of
@@ -115,7 +113,7 @@ def test_regressors(name, n, monkeypatch):
             continue
         with monkeypatch.context() as patch:
             if label.endswith("1e-5"):
-                patch.setattr(_kernels, "NOISE_BOUNDS", (1e-5, 1e1))
+                patch.setattr("skgp.estimators.defaults.NOISE_BOUNDS", (1e-5, 1e1))
             _, seconds = seconds_of(lambda: model.fit(X, y))  # noqa: B023
         mean, std = model.predict(X_test, return_std=True)
         loss, coverage, error = scores(mean, np.maximum(std, 1e-9 * y.std()), y_test, y.std())
@@ -139,7 +137,7 @@ def test_oscillations(wave, d, monkeypatch):
             X, X_test = rng.random((n, d)), rng.random((2000, d))
             y = trend_and_wave(X, wave) + 0.05 * rng.normal(size=n)
             for least in (np.inf, AUTOCORRELATED):
-                monkeypatch.setattr(kernel_choice, "AUTOCORRELATED", least)
+                monkeypatch.setattr("skgp.learning.defaults.AUTOCORRELATED", least)
                 found = QSGPRegressor(random_state=0).fit(X, y).predict(X_test)
                 errors.append(np.sqrt(np.mean((found - trend_and_wave(X_test, wave)) ** 2)))
         without, with_starts = np.reshape(errors, (3, 2)).T

@@ -27,10 +27,10 @@ from sklearn.metrics import log_loss
 
 from skgp.inference.natural import fit_sites
 from skgp.inference.neighbors.conditionals import Tiles
-from skgp.inference.neighbors.search import distinct
+from skgp.inference.neighbors.search import active_sets, distinct
 from skgp.inference.neighbors.system import local_system
 from skgp.learning.local.defaults import STEPS_CG
-from skgp.learning.local.prior import Settings, active_sets
+from skgp.learning.local.prior import Settings
 from skgp.likelihoods import Bernoulli
 from tests.benchmarks.data import ROOT, split_of
 
@@ -100,7 +100,7 @@ def sweep_microseconds(rows, kernel, n_inducing):
     Z = X[distinct(X)[0]]
     Z = Z[torch.randperm(len(Z), generator=torch.Generator().manual_seed(0))[:n_inducing]]
     settings = Settings(n_neighbors=N_NEIGHBORS)
-    tiles = Tiles(kernel, X, Z, active_sets(kernel, X, Z, settings))
+    tiles = Tiles(kernel, X, Z, active_sets(kernel, X, Z, settings.n_neighbors))
     system = local_system(tiles, kl_weight=len(Z) / N_NEIGHBORS)
     ends = []
     # The first step begins from nothing: it sets up, and does not count.

@@ -19,8 +19,8 @@ CASES = [
 
 @pytest.mark.parametrize(("name", "settings"), CASES)
 def test_blocks_are_read_to_the_device(name, settings, device, monkeypatch):
-    monkeypatch.setattr("skgp.estimators._blocks.LEAST_BLOCK_ROWS", 64)
-    monkeypatch.setattr("skgp.estimators._blocks.SUBSET_ROWS", 128)
+    monkeypatch.setattr("skgp.estimators.defaults.LEAST_BLOCK_ROWS", 64)
+    monkeypatch.setattr("skgp.estimators.defaults.SUBSET_ROWS", 128)
     rng = np.random.default_rng(0)
     X = rng.uniform(-2, 2, (200, 2))
     y = np.sin(2 * X).sum(1) + 0.3 * rng.standard_normal(200)

@@ -23,7 +23,7 @@ KERNEL = RBF([1.0, 2.0]) + WhiteKernel(0.1)
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch):
-    monkeypatch.setattr("skgp.estimators._blocks.LEAST_BLOCK_ROWS", 128)
+    monkeypatch.setattr("skgp.estimators.defaults.LEAST_BLOCK_ROWS", 128)
     with dask.config.set(scheduler="synchronous"):
         yield
 
@@ -161,7 +161,7 @@ def test_many_rows_of_an_array_are_predicted_slice_by_slice(data, monkeypatch):
     model = make().fit(data[0][:300], data[1][:300])
     X, y = data
     expected = model.predict(X, return_std=True), model.log_predictive_density(X, y)
-    monkeypatch.setattr("skgp.estimators._blocks.BLOCK_ROWS", 200)
+    monkeypatch.setattr("skgp.estimators.defaults.BLOCK_ROWS", 200)
     np.testing.assert_allclose(model.predict(X, return_std=True), expected[0], rtol=1e-12)
     np.testing.assert_allclose(model.log_predictive_density(X, y), expected[1], rtol=1e-12)
     assert model.predict(X, return_cov=True)[1].shape == (500, 500)
@@ -344,7 +344,7 @@ def test_series_in_blocks_gives_the_fit_to_all_rows(series, n_inducing, weighted
 
 
 def test_series_of_blocks_with_hyperparameters_of_some_rows(series, monkeypatch):
-    monkeypatch.setattr("skgp.estimators._blocks.SUBSET_ROWS", 300)
+    monkeypatch.setattr("skgp.estimators.defaults.SUBSET_ROWS", 300)
     kernel = ConstantKernel(1.0) * RBF(2.0) + WhiteKernel(0.1)
     model = skgp.StateSpaceGPRegressor(kernel, n_inducing=20, memory_budget=BUDGET, random_state=0)
     model.fit(*series)

@@ -26,7 +26,7 @@ class Counter(callback.CallbackSupportMixin, BaseEstimator):
         self.verbose = verbose
         self.action = action
 
-    _n_threads = memory_budget = None
+    n_jobs = memory_budget = None
     device = "cpu"
     _n_stages = 2
 

@@ -13,7 +13,7 @@ import skgp
 from skgp.data import Data
 from skgp.estimators import _swsgp
 from skgp.inference.defaults import LOCAL_JITTER
-from skgp.learning.local import hyperparameters
+from skgp.learning.local import defaults, hyperparameters
 from skgp.likelihoods import Gaussian
 from skgp.models import swsgp
 
@@ -98,8 +98,8 @@ def test_defaults_learn_a_simulation_of_few_runs_to_a_hundredth(name):
 
 def test_neighbours_of_noise_free_rows_are_learned_with_their_jitter(monkeypatch):
     """Under 1e-4 of the variance as noise at each point a large amplitude is a large error."""
-    short = {**hyperparameters.SEARCH, "exact_rows": 100, "subset_size": 150, "n_steps": 60}
-    monkeypatch.setattr(hyperparameters, "SEARCH", short)
+    short = {**defaults.SEARCH, "exact_rows": 100, "subset_size": 150, "n_steps": 60}
+    monkeypatch.setattr("skgp.learning.local.defaults.SEARCH", short)
     monkeypatch.setattr(_swsgp, "SWSGP_EXACT_ROWS", 100)
     rows = np.random.default_rng(0).uniform(-2, 2, (700, 2))
     y = np.sin(3 * rows[:, 0]) + 0.5 * rows[:, 1] ** 2
@@ -114,7 +114,7 @@ def test_neighbours_are_not_bound_to_values_that_they_cannot_follow(n, level, mo
     kernel = 34.0 * RBF([1.1, 1.1, 1.3, 16.0, 20.0]) + WhiteKernel(1e-8, (1e-8, 1.0))
     X, y = make_friedman1(1000, 5, noise=0, random_state=0)
     data = Data(torch.tensor(X[:n]), torch.tensor(y[:n]))
-    monkeypatch.setattr(hyperparameters, "SEARCH", {"exact_rows": 100})
+    monkeypatch.setattr("skgp.learning.local.defaults.SEARCH", {"exact_rows": 100})
     found = hyperparameters.HyperparameterFit(kernel)
     monkeypatch.setattr(hyperparameters, "fit_hyperparameters", lambda *_, **__: found)
     told = {"generator": torch.Generator(), "jitter": LOCAL_JITTER}

@@ -8,7 +8,7 @@ from sklearn.gaussian_process.kernels import RBF, WhiteKernel
 
 from skgp import SWSGPRegressor
 from skgp.datasets import make_counts
-from skgp.estimators import _base, _predictive
+from skgp.estimators import _base
 from skgp.estimators._kernels import refuse_noise
 from skgp.estimators._predictive import (
     LikelihoodPredictive,
@@ -138,7 +138,7 @@ def test_exponential_covariance_neither_overflows_nor_is_nan(recwarn):
 )
 def test_covariances_do_not_depend_on_the_blocks(route, latent, monkeypatch):
     whole = route(*latent)
-    monkeypatch.setattr(_predictive, "COVARIANCE_ELEMENTS", 13)
+    monkeypatch.setattr("skgp.estimators.defaults.COVARIANCE_ELEMENTS", 13)
     np.testing.assert_allclose(route(*latent), whole, rtol=1e-12)
 
 
@@ -206,12 +206,12 @@ def test_a_row_is_the_same_in_any_company(name, monkeypatch):
     whole = predictions(slice(None))
     alone = np.concatenate([predictions([row]) for row in range(50)])
     np.testing.assert_allclose(alone, whole, rtol=1e-12, atol=1e-13)
-    monkeypatch.setattr(_predictive, "LIKELIHOOD_ELEMENTS", 7)
+    monkeypatch.setattr("skgp.estimators.defaults.LIKELIHOOD_ELEMENTS", 7)
     np.testing.assert_allclose(predictions(slice(None)), whole, rtol=1e-12, atol=1e-13)
 
 
 def test_by_elements_broadcasts_and_holds_few_at_once(monkeypatch):
-    monkeypatch.setattr(_predictive, "LIKELIHOOD_ELEMENTS", 4)
+    monkeypatch.setattr("skgp.estimators.defaults.LIKELIHOOD_ELEMENTS", 4)
     sizes = []
 
     def function(x, y):
@@ -278,7 +278,7 @@ def test_predictions_of_counts_do_not_depend_on_the_chunks(monkeypatch):
     estimator = SWSGPRegressor(RBF(0.5), likelihood="poisson", optimizer=None).fit(X, y)
     whole = estimator.predict(X)
     monkeypatch.setattr(_base, "PREDICTION_MEMORY", 7 * estimator._bytes_per_row())
-    monkeypatch.setattr(_predictive, "LIKELIHOOD_ELEMENTS", 4)
+    monkeypatch.setattr("skgp.estimators.defaults.LIKELIHOOD_ELEMENTS", 4)
     np.testing.assert_allclose(estimator.predict(X), whole, rtol=1e-12)
 
 

@@ -9,7 +9,6 @@ from sklearn.gaussian_process import GaussianProcessClassifier
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel
 
 from skgp import QSGPClassifier
-from skgp.learning import amplitude
 from skgp.learning.defaults import FEW_ROWS_MODERATION, LEAST_EFFECT
 from tests.contracts.classifiers import ClassifierContract, ClassifierPredictions
 from tests.same import assert_same
@@ -139,7 +138,8 @@ def test_more_rows_than_basis_functions_choose_the_amplitude_by_rows_left_out(so
 
 
 def test_kernel_reported_is_the_one_that_scored_best(monkeypatch):
-    monkeypatch.setattr(amplitude, "AMPLITUDES", (0.25, 16.0))  # neither keeps the kernel
+    # Neither keeps the kernel.
+    monkeypatch.setattr("skgp.learning.defaults.AMPLITUDES", (0.25, 16.0))
     X, y = make_moons(1100, noise=0.3, random_state=0)
     kernel = ConstantKernel(1.0, (1e-3, 1e6)) * RBF([0.7, 0.7], "fixed")
     model = QSGPClassifier(kernel, n_basis=60, random_state=0).fit(X, y)
@@ -167,7 +167,8 @@ def test_weights_are_repeated_rows_for_every_choice(params, monkeypatch):
     X, y = make_moons(80, noise=0.4, random_state=2)
     X, y = np.vstack([X, X[:6]]), np.r_[y, 1 - y[:6]]  # inputs of both labels, too
     counts = np.arange(86) % 3 + 1
-    monkeypatch.setattr(amplitude, "LEAVE_ONE_OUT_FLOPS", 1e8)  # the last case holds rows out
+    # The last case holds rows out.
+    monkeypatch.setattr("skgp.learning.defaults.LEAVE_ONE_OUT_FLOPS", 1e8)
     model, again = (
         fitted(*data, **params)
         for data in ((X, y, counts), (X.repeat(counts, 0), y.repeat(counts)))

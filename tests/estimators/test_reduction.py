@@ -16,7 +16,7 @@ from skgp.estimators._reduction import (
     principal_components,
     warn_of_few_rows,
 )
-from skgp.inference.inducing import greedy_variance
+from skgp.inference.pivots import greedy_variance
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from skgp import (
 )
 from skgp.inference.defaults import LATENT_JITTER
 from skgp.learning.defaults import COUPLINGS, MODERATIONS
-from skgp.models.vecchia_laplace import left_out
+from skgp.models.vecchia import left_out
 from tests.contracts.classifiers import ClassifierContract
 from tests.inference.vecchia.test_vecchia_laplace import OFFSET, conditionals, mode_of, problem
 from tests.reference import vecchia

@@ -194,7 +194,7 @@ def test_fixed_noise_takes_weights_as_they_are():
 @pytest.mark.parametrize("weight", [None, 4.0])
 @pytest.mark.parametrize("name", ["fourier", "inducing states"])
 def test_rows_join_a_fit_from_blocks(name, weight, monkeypatch):
-    monkeypatch.setattr("skgp.estimators._blocks.LEAST_BLOCK_ROWS", 128)
+    monkeypatch.setattr("skgp.estimators.defaults.LEAST_BLOCK_ROWS", 128)
     X, y = noisy_sine(400)
     model = make(name).set_params(memory_budget=1e5)
     model.fit(X[:-5], y[:-5], sample_weight=None if weight is None else np.full(395, weight))

@@ -14,7 +14,7 @@ from sklearn.gaussian_process.kernels import (
 )
 
 from skgp.data import Data
-from skgp.learning import hyperparameters
+from skgp.learning import defaults, hyperparameters
 from skgp.learning.hyperparameters import (
     learn_hyperparameters,
     robust_hyperparameters,
@@ -109,10 +109,10 @@ def _learned(data, monkeypatch, losses=None, kernel=None, **constants):
         return found if losses is None else torch.full_like(found, -losses[len(seen) - 1])
 
     settings = dict(n_steps=8, n_score_rows=64, n_compared=24, subset_size=200, exact_rows=400)
-    monkeypatch.setattr(hyperparameters, "GLOBAL_SEARCH", settings)
+    monkeypatch.setattr(defaults, "GLOBAL_SEARCH", settings)
     monkeypatch.setattr(hyperparameters, "held_out_densities", judged)
     for name, value in constants.items():
-        monkeypatch.setattr(hyperparameters, name, value)
+        monkeypatch.setattr(defaults if name.isupper() else hyperparameters, name, value)
     kernel = kernel or ConstantKernel() * Matern(1.0, nu=0.5) + WhiteKernel(0.1, (1e-5, 10.0))
     found, _ = learn_hyperparameters(
         [kernel],

@@ -10,7 +10,6 @@ from sklearn.metrics import log_loss
 
 from skgp import QSGPClassifier
 from skgp.data import Data
-from skgp.learning import label_scales as module
 from skgp.learning.defaults import FEW_ROWS_MODERATION
 from skgp.learning.label_scales import (
     capped,
@@ -98,7 +97,7 @@ def test_a_gain_within_two_standard_errors_is_none(monkeypatch):
     X, Y = waves(40, seed=1)
     data, smooth = Data(X, Y), ConstantKernel(4.0) * RBF([1.0, 1.0])
     assert rescale_few(smooth, data, data, Bernoulli(), ZERO) is None
-    monkeypatch.setattr(module, "LEFT_OUT_ERRORS", 1.0)
+    monkeypatch.setattr("skgp.learning.defaults.LEFT_OUT_ERRORS", 1.0)
     found, moderation = rescale_few(smooth, data, data, Bernoulli(), ZERO)
     (old, _), (new, best) = (left_out_losses(k, data, Bernoulli(), ZERO) for k in (smooth, found))
     gain = (old - new).numpy()
@@ -135,10 +134,10 @@ def refine(kernel, X, Y, **options):
 
 @pytest.fixture
 def small_trials(monkeypatch):
-    monkeypatch.setattr(module, "SCALE_ROWS", 500)
-    monkeypatch.setattr(module, "SCALE_TRAINING", 700)
-    monkeypatch.setattr(module, "SCALE_HELD_OUT", 300)
-    monkeypatch.setattr(module, "SCALE_POINTS", 150)
+    monkeypatch.setattr("skgp.learning.defaults.SCALE_ROWS", 500)
+    monkeypatch.setattr("skgp.learning.defaults.SCALE_TRAINING", 700)
+    monkeypatch.setattr("skgp.learning.defaults.SCALE_HELD_OUT", 300)
+    monkeypatch.setattr("skgp.learning.defaults.SCALE_POINTS", 150)
 
 
 @pytest.mark.parametrize(("start", "shorter"), [(2.0, True), (0.02, False)])

@@ -10,9 +10,9 @@ from sklearn.gaussian_process.kernels import RBF, Matern
 
 from skgp import QSGPRegressor
 from skgp.data import Data
-from skgp.learning import route_trials, routes
+from skgp.learning import defaults, routes
 from skgp.learning.plan import Options, Plan
-from skgp.learning.route_trials import hold_out
+from skgp.learning.routes import hold_out
 from skgp.linalg.runtime import memory_limit
 from skgp.models import qsgp
 from tests.models.qsgp_problems import fit_regression
@@ -24,11 +24,11 @@ WIDE = 1.0 * RBF(6.0)
 
 @pytest.fixture(autouse=True)
 def few_features(monkeypatch):
-    monkeypatch.setattr(routes, "CHOLESKY_FEATURES", 512)
-    monkeypatch.setattr(route_trials, "TRIAL_FEATURES", (64, 128))
-    monkeypatch.setattr(route_trials, "EXACT_NEIGHBORS", 150)
-    monkeypatch.setattr(route_trials, "SCORED", 100)
-    monkeypatch.setattr(routes, "LOW_RANK", 100)
+    monkeypatch.setattr("skgp.learning.defaults.CHOLESKY_FEATURES", 512)
+    monkeypatch.setattr("skgp.learning.defaults.TRIAL_FEATURES", (64, 128))
+    monkeypatch.setattr("skgp.learning.defaults.EXACT_NEIGHBORS", 150)
+    monkeypatch.setattr("skgp.learning.defaults.SCORED", 100)
+    monkeypatch.setattr("skgp.learning.defaults.LOW_RANK", 100)
 
 
 def rough(seed=0):
@@ -67,8 +67,8 @@ def test_neighbours_are_chosen_where_they_predict_best_and_the_reason_says_so():
 
 @pytest.mark.parametrize("solved_rows", [N - 1, N])
 def test_a_kernel_matrix_that_takes_long_to_solve_with_is_compared(solved_rows, monkeypatch):
-    monkeypatch.setattr(routes, "CHOLESKY_ROWS", 4000)
-    monkeypatch.setattr(route_trials, "SOLVED_ROWS", solved_rows)
+    monkeypatch.setattr("skgp.learning.defaults.CHOLESKY_ROWS", 4000)
+    monkeypatch.setattr("skgp.learning.defaults.SOLVED_ROWS", solved_rows)
     monkeypatch.setattr(qsgp, "fit_exact", lambda problem, plan: qsgp.Fit(None, plan, ROUGH))
     found = fitted(rough(), ROUGH, 1e-3, memory=1e12).plan
     assert found.basis == ("neighbors" if solved_rows < N else "inducing")
@@ -76,14 +76,14 @@ def test_a_kernel_matrix_that_takes_long_to_solve_with_is_compared(solved_rows, 
 
 
 def test_fourier_features_are_chosen_where_every_row_says_something(monkeypatch):
-    monkeypatch.setattr(routes, "LOW_RANK", 20)  # K is of low rank indeed
+    monkeypatch.setattr("skgp.learning.defaults.LOW_RANK", 20)  # K is of low rank indeed
     fit = fitted(wide(), WIDE, 4.0)
     assert fit.plan.basis == "fourier" and "128 neighbours" in fit.plan.reason
 
 
 def test_a_kernel_matrix_of_low_rank_needs_no_comparison(monkeypatch):
-    monkeypatch.setattr(route_trials, "compare_routes", None)
-    monkeypatch.setattr(routes, "LOW_RANK", 1000)
+    monkeypatch.setattr(routes, "compare_routes", None)
+    monkeypatch.setattr("skgp.learning.defaults.LOW_RANK", 1000)
     fit = fitted(wide(), WIDE, 80.0)
     assert fit.plan.basis == "inducing" and "numerical rank" in fit.plan.reason
 
@@ -99,8 +99,8 @@ def test_a_low_rank_leaves_nothing_that_observations_tell_from_noise():
 
 @pytest.mark.parametrize("affordable", [True, False])
 def test_conjugate_gradients_are_chosen_where_they_gain_and_are_affordable(affordable, monkeypatch):
-    monkeypatch.setattr(route_trials, "LEAST_GAIN", -10.0)
-    monkeypatch.setattr(route_trials, "CG_FLOPS", {"cpu": 1e13 if affordable else 1.0})
+    monkeypatch.setattr("skgp.learning.defaults.LEAST_GAIN", -10.0)
+    monkeypatch.setattr("skgp.learning.defaults.CG_FLOPS", {"cpu": 1e13 if affordable else 1.0})
     monkeypatch.setattr(qsgp, "fit_exact", lambda problem, plan: plan)
     found = fitted(rough(), ROUGH, 1e-3)
     if affordable:
@@ -113,7 +113,7 @@ def test_conjugate_gradients_are_chosen_where_they_gain_and_are_affordable(affor
     "asked", [dict(basis="fourier"), dict(n_basis=100), dict(covariance="diagonal")], ids=str
 )
 def test_a_choice_of_the_user_is_not_compared(asked, monkeypatch):
-    monkeypatch.setattr(route_trials, "compare_routes", None)
+    monkeypatch.setattr(routes, "compare_routes", None)
     fit = fitted(rough(), ROUGH, 1e-3, **asked)
     assert fit.plan.basis != "neighbors"
 
@@ -139,7 +139,7 @@ def test_log_density_of_several_targets_is_the_mean_of_theirs():
     data = replace(data, y=torch.stack([data.y, data.X[:, 0]], 1), weight=1 + data.X[:, 1])
     kept, rows = data.take(slice(0, 50)), data.take(slice(50, None))
     found, *each = (
-        route_trials._log_density(
+        routes._log_density(
             routes.local_posterior(ROUGH, replace(kept, y=kept.y[:, t]), 0.1, 49),
             0.1,
             replace(rows, y=rows.y[:, t]),
@@ -176,4 +176,4 @@ def test_plans_up_to_sixty_thousand_rows_are_as_they_were():
         with memory_limit(8e9):
             found = routes.resolve(Plan(), n, ROUGH)
         assert (found.basis, found.size) == ("inducing", n)
-        assert found.solver == ("cg" if n > routes.CHOLESKY_ROWS else "cholesky")
+        assert found.solver == ("cg" if n > defaults.CHOLESKY_ROWS else "cholesky")

@@ -7,7 +7,7 @@ from scipy.stats import multivariate_normal
 from sklearn.gaussian_process.kernels import RBF, Matern, WhiteKernel
 
 from skgp.data import Data, merge_replicates
-from skgp.inference.inducing import greedy_variance
+from skgp.inference.pivots import greedy_variance
 from skgp.learning.search import fit_hyperparameters
 from skgp.learning.vecchia import (
     VecchiaEvidence,
@@ -17,9 +17,10 @@ from skgp.learning.vecchia import (
     approximation,
     choose_inducing,
     fit_joint_likelihood,
+    held_out_densities,
+    held_out_rows,
     neighbors_of,
 )
-from skgp.learning.vecchia_held_out import held_out_densities, held_out_rows
 from tests.reference import vecchia
 
 KERNEL = 1.3 * Matern([0.4, 0.7], nu=1.5) + WhiteKernel(0.2)

@@ -32,7 +32,7 @@ def searched(monkeypatch, dense, data, *, callback=None, exact_rows=0, **setting
 
 def test_evidence_moves_amplitude_and_the_common_length_scale(monkeypatch):
     data, told = labelled(200), []
-    monkeypatch.setattr(vecchia_labels, "VECCHIA_LABEL_MOVES", ())
+    monkeypatch.setattr("skgp.learning.defaults.VECCHIA_LABEL_MOVES", ())
     start = KERNEL.clone_with_theta(KERNEL.theta - 1.0)
     dense = HyperparameterFit(start, history=[-1.0])
     found, n_inducing, _ = searched(
@@ -58,7 +58,7 @@ def test_all_labels_as_numbers_are_asked_where_there_are_neighbours(
         return found
 
     monkeypatch.setattr(vecchia_labels, "search_label_kernel", by_all_labels)
-    monkeypatch.setattr(vecchia_labels, "VECCHIA_LABEL_MOVES", ())
+    monkeypatch.setattr("skgp.learning.defaults.VECCHIA_LABEL_MOVES", ())
     searched(monkeypatch, subset, labelled(200), n_neighbors=n_neighbors, exact_rows=exact_rows)
     assert told == ([(subset, 200, 0.25)] if n_neighbors > 0 and exact_rows == 0 else [])
 
@@ -73,7 +73,7 @@ def test_held_out_labels_choose_between_two_kernels(monkeypatch, better, scale):
     kernels = {"subset": 9.0 * Matern([0.6, 0.6]), "other": 100.0 * Matern([0.1, 0.1])}
     fits = {name: HyperparameterFit(kernel) for name, kernel in kernels.items()}
     monkeypatch.setattr(vecchia_labels, "search_label_kernel", lambda *_, **__: fits["other"])
-    monkeypatch.setattr(vecchia_labels, "VECCHIA_LABEL_MOVES", ())
+    monkeypatch.setattr("skgp.learning.defaults.VECCHIA_LABEL_MOVES", ())
     found, *_ = searched(monkeypatch, fits["subset"], data)
     np.testing.assert_allclose(found.kernel.k2.length_scale, scale, rtol=0.5)
 
@@ -81,7 +81,7 @@ def test_held_out_labels_choose_between_two_kernels(monkeypatch, better, scale):
 def test_f_at_held_out_and_other_labels_is_near_the_mode_of_all(monkeypatch):
     dense, data = HyperparameterFit(4.0 * Matern([0.5, 0.5])), labelled(600)
     monkeypatch.setattr(vecchia_labels, "search_label_kernel", lambda found, *_, **__: found)
-    monkeypatch.setattr(vecchia_labels, "VECCHIA_LABEL_MOVES", ())
+    monkeypatch.setattr("skgp.learning.defaults.VECCHIA_LABEL_MOVES", ())
     found, _, start = searched(monkeypatch, dense, data)
     problem = evidence(data, H=6)
     mode = problem.mode(problem.conditionals(found.kernel.theta)).latent
@@ -123,7 +123,7 @@ def test_few_inducing_points_are_tried_and_more_taken(monkeypatch):
     """Of an RBF kernel, which neighbours alone approximate badly."""
     dense = HyperparameterFit(9.0 * RBF([0.3, 0.3]))
     monkeypatch.setattr(vecchia_labels, "search_label_kernel", lambda found, *_, **__: found)
-    monkeypatch.setattr(vecchia_labels, "VECCHIA_LABEL_MOVES", ())
+    monkeypatch.setattr("skgp.learning.defaults.VECCHIA_LABEL_MOVES", ())
     tried = []
     chosen = vecchia_labels.choose_inducing
 

@@ -56,7 +56,7 @@ def test_draws_with_what_a_mode_has_are_those_made_anew(monkeypatch):
 
 
 def test_some_observations_begin_with_their_f_and_the_first_inducing_points(monkeypatch):
-    monkeypatch.setattr("skgp.learning.vecchia_laplace.VECCHIA_INDUCING", 3)
+    monkeypatch.setattr("skgp.learning.defaults.VECCHIA_INDUCING", 3)
     problem, rows = evidence(labelled()), torch.arange(0, 50, 2)
     mode = problem.mode(problem.conditionals(KERNEL.theta))
     some = problem.some(KERNEL, rows)

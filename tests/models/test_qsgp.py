@@ -191,7 +191,7 @@ def test_a_low_rank_is_that_of_the_kernel_which_makes_all_observations_likelier(
 
 def test_low_rank_plan_is_passed_over_where_the_rank_is_high(monkeypatch):
     monkeypatch.setattr(defaults, "FACTOR_ROWS", 50)
-    monkeypatch.setattr(routes, "LOW_RANK", 8)
+    monkeypatch.setattr("skgp.learning.defaults.LOW_RANK", 8)
     data = sine()
     fit = run(data)
     assert fit.plan.size == 80 and fit.plan.space(80) == "function"

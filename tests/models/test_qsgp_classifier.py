@@ -153,7 +153,7 @@ def test_classifier_plan_counts_the_points_that_there_are():
 
 
 def test_classifier_learns_the_amplitude_of_more_rows_than_the_search_has_seen(monkeypatch):
-    monkeypatch.setattr(amplitude, "SUBSET_ROWS", 100)
+    monkeypatch.setattr("skgp.learning.defaults.SUBSET_ROWS", 100)
     options = Options()
     kernel = ConstantKernel(0.01) * RBF(0.9)  # far too small
     X, Y = sample(101)
@@ -181,14 +181,14 @@ def test_classifier_learns_the_amplitude_of_more_rows_than_the_search_has_seen(m
     ],
 )
 def test_classifier_amplitude_respects_the_bounds_of_the_kernel(kernel, factors, monkeypatch):
-    monkeypatch.setattr(amplitude, "SUBSET_ROWS", 50)
+    monkeypatch.setattr("skgp.learning.defaults.SUBSET_ROWS", 50)
     X, Y = sample(80)
     found = fit(X, Y, Options(), kernel=kernel)
     assert list(found.scores["amplitude"]) == factors
 
 
 def test_classifier_that_is_large_holds_rows_out(monkeypatch):
-    monkeypatch.setattr(amplitude, "LEAVE_ONE_OUT_FLOPS", 0)
+    monkeypatch.setattr("skgp.learning.defaults.LEAVE_ONE_OUT_FLOPS", 0)
     asked = []
     before = amplitude.by_held_out_rows
 
@@ -204,7 +204,7 @@ def test_classifier_that_is_large_holds_rows_out(monkeypatch):
     features = found.posterior.weights.basis.features(X, 0).numpy()
     mean, _ = dense_laplace(features, Y[:, 0].numpy(), features)
     np.testing.assert_allclose(found.posterior.mean(X)[:, 0].numpy(), mean, atol=1e-4)
-    monkeypatch.setattr(amplitude, "AMPLITUDE_HELD_OUT", 4)
+    monkeypatch.setattr("skgp.learning.defaults.AMPLITUDE_HELD_OUT", 4)
     fit(X, Y, n_basis=20, Z=X[:20])
     assert len(asked[1]) == 4
 

@@ -11,9 +11,10 @@ from sklearn.gaussian_process.kernels import RBF, ConstantKernel
 from skgp.data import Data
 from skgp.inference.defaults import SHARED_JITTER
 from skgp.inference.neighbors.posterior import SWSGPPosterior
+from skgp.inference.neighbors.search import active_sets
 from skgp.kernels.scales import scale_amplitude
 from skgp.learning.local.bound import Objective, total_bound
-from skgp.learning.local.prior import Settings, active_sets, find_prior, split_rows
+from skgp.learning.local.prior import Settings, find_prior, split_rows
 from skgp.likelihoods import Bernoulli, Gaussian, Poisson, StudentT
 from skgp.models import swsgp as module
 from skgp.models.swsgp import fit_swsgp
@@ -112,7 +113,9 @@ def test_every_branch_predicts_and_reports_its_bound(name, settings):
     found = fit(name, settings)
     expected = log_score(name, fit(name))
     assert log_score(name, found) > expected - (0.35 if settings.max_iter else 0.15)
-    active = active_sets(found.state.kernel, data_of(name)[0].X, found.state.Z, settings)
+    active = active_sets(
+        found.state.kernel, data_of(name)[0].X, found.state.Z, settings.n_neighbors
+    )
     objective = Objective(LIKELIHOODS[name], found.kl_weight)
     bound = total_bound(found.state, data_of(name)[0], active, objective)
     # With all points active the jitter is less.

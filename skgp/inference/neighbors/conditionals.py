@@ -54,19 +54,9 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from skgp.inference.defaults import (
-    CACHED_NUMBERS,
-    COARSER,
-    EXPLAINED,
-    FADING,
-    LOCAL_JITTER,
-    N_COMPARED,
-    N_GLOBAL,
-    NEIGHBOR_TILE,
-    UNION_POINTS,
-)
-from skgp.inference.inducing import greedy_variance
+from skgp.inference import defaults
 from skgp.inference.neighbors.search import NeighborSearch
+from skgp.inference.pivots import greedy_variance
 from skgp.kernels.gram import gram, gram_diag
 from skgp.linalg.cholesky import jittered_cholesky, log_det
 from skgp.linalg.rows import gather_rows
@@ -99,7 +89,7 @@ def local_conditionals(kernel, X: Tensor, Z: Tensor, active: Tensor) -> LocalCon
     """
     points = gather_rows(Z, active)  # (n, H, d)
     K = gram(kernel, points)
-    K.diagonal(dim1=-2, dim2=-1).mul_(1 + LOCAL_JITTER)
+    K.diagonal(dim1=-2, dim2=-1).mul_(1 + defaults.LOCAL_JITTER)
     cross = gram(kernel, points, X[:, None])  # (n, H, 1)
     L = jittered_cholesky(K).factor
     # By the inverse factor rather than cholesky_inverse: faster up to H = 64, and the variance is
@@ -114,7 +104,7 @@ def local_conditionals(kernel, X: Tensor, Z: Tensor, active: Tensor) -> LocalCon
 
 def prior_variance(kernel, Z: Tensor) -> Tensor:
     """Variances (M,) of u under the prior, the jitter among them."""
-    return gram_diag(kernel, Z) * (1 + LOCAL_JITTER)
+    return gram_diag(kernel, Z) * (1 + defaults.LOCAL_JITTER)
 
 
 class Tiles:
@@ -125,7 +115,7 @@ class Tiles:
 
     def __iter__(self) -> Iterator[tuple[slice, LocalConditionals]]:
         n, H = self.active.shape
-        step = max(1, CACHED_NUMBERS // H**2)
+        step = max(1, defaults.CACHED_NUMBERS // H**2)
         for start in range(0, n, step):
             rows = slice(start, min(start + step, n))
             yield rows, local_conditionals(self.kernel, self.X[rows], self.Z, self.active[rows])
@@ -148,7 +138,7 @@ class SharedConditionals:
     def features(self, X: Tensor) -> tuple[Tensor, Tensor]:
         r""":math:`\psi = L^{-1} k`, (n, M), the weights of :math:`L^{-1} u`; and the variance."""
         parts = []
-        for rows in X.split(tile_rows(8 * len(self.Z), 8 * NEIGHBOR_TILE)):
+        for rows in X.split(tile_rows(8 * len(self.Z), 8 * defaults.NEIGHBOR_TILE)):
             cross = gram(self.kernel, rows, self.Z).mT  # (M, n)
             psi = torch.linalg.solve_triangular(self.factor, cross, upper=False).T
             left = gram_diag(self.kernel, rows) - psi.square().sum(1)
@@ -178,7 +168,10 @@ def joint_errors(kernel, X: Tensor, points: Tensor, A: Tensor, diagonal: Tensor)
     O(m (m + n) (d + H) + n^2) time, O(n (m + n)) memory.
     """
     cross = torch.sparse.mm(A, gram(kernel, X, points).mT)
-    inner = [torch.sparse.mm(A, gram(kernel, points, tile)) for tile in points.split(UNION_POINTS)]
+    inner = [
+        torch.sparse.mm(A, gram(kernel, points, tile))
+        for tile in points.split(defaults.UNION_POINTS)
+    ]
     inner = torch.sparse.mm(A, torch.cat(inner, dim=1).T)
     J = gram(kernel, X) - cross - cross.T + inner + quadratic_form(A, diagonal)
     return 0.5 * (J + J.T)
@@ -201,14 +194,14 @@ class Neighborhood:
         method: str = "auto",
         n_scales: int = 1,
         favoured: Tensor | None = None,
-        n_global: int = N_GLOBAL,
+        n_global: int = defaults.N_GLOBAL,
     ) -> None:
         self.kernel, self.Z, self.n_neighbors = kernel, Z, n_neighbors
         self._n_global = n_global  # at most
         self.search = NeighborSearch(kernel, Z, method)
         order = torch.randperm(len(Z), generator=torch.Generator().manual_seed(0)).to(Z.device)
         share = n_neighbors // (2 * max(n_scales - 1, 1))
-        sizes = (len(Z) // COARSER**scale for scale in range(1, n_scales))
+        sizes = (len(Z) // defaults.COARSER**scale for scale in range(1, n_scales))
         #: Points (sorted indices), search among them and neighbours of each coarser scale.
         self._coarser = [
             (points, NeighborSearch(kernel, Z[points], method, part=True), share)
@@ -230,28 +223,24 @@ class Neighborhood:
         chosen = greedy_variance(self.kernel, self.Z, self._n_global)
         points = self.Z[chosen]
         given = SharedConditionals(
-            self.kernel, points, LOCAL_JITTER * gram_diag(self.kernel, points)
+            self.kernel, points, defaults.LOCAL_JITTER * gram_diag(self.kernel, points)
         )
-        some = self.Z[:: -(-len(self.Z) // N_COMPARED)]
+        some = self.Z[:: -(-len(self.Z) // defaults.N_COMPARED)]
         left = given(some)[1] / gram_diag(self.kernel, some)
-        return chosen if float(left.mean()) < 1 - EXPLAINED else none
+        return chosen if float(left.mean()) < 1 - defaults.EXPLAINED else none
 
     @property
     def size(self) -> int:
         """Points of an input, H + g at most."""
         return min(self.n_neighbors, len(self.Z)) + len(self.everywhere)
 
-    @property
-    def _n_finest(self) -> int:
-        """Neighbours among all points."""
-        return self.n_neighbors - sum(share for *_, share in self._coarser)
-
     def find(self, X: Tensor, exclude: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Points (n, H + g) of rows X (n, d) and their influence d; `exclude` (n,) leaves one out.
 
         Where a point comes twice, and where there are not H, some have influence 0.
         """
-        near, influence = _nearest(self.search, X, self._n_finest, exclude)
+        n_finest = self.n_neighbors - sum(share for *_, share in self._coarser)
+        near, influence = _nearest(self.search, X, n_finest, exclude)
         for points, search, share in self._coarser:
             place = None
             if exclude is not None:  # where a row to leave out is among the points of the scale
@@ -326,4 +315,4 @@ def _influence(distance: Tensor) -> Tensor:
     # Where all are equally far none is to go before the others: t is 0.
     span = torch.where(end > begin, end - begin, 1.0)
     t = ((distance[:, :-1] - begin) / span).clamp(0.0, 1.0)
-    return (1 - t) / ((1 - t).square() + FADING * t.square()).sqrt()
+    return (1 - t) / ((1 - t).square() + defaults.FADING * t.square()).sqrt()

@@ -4,8 +4,6 @@ Each proposes candidates by a fast search and measures them anew in float64; a p
 candidate lies beyond the `reach` of the fast search, up to its rounding.
 """
 
-from __future__ import annotations
-
 import importlib
 from typing import Any
 
@@ -13,19 +11,7 @@ import torch
 from scipy.spatial import cKDTree
 from torch import Tensor
 
-from skgp.inference.defaults import (
-    BEYOND,
-    CORRELATION_STEP,
-    GROUP,
-    HELD_VARIANCE,
-    MANY_COLUMNS,
-    MANY_POINTS,
-    NEIGHBOR_TILE,
-    PCA_ROWS,
-    SEARCH_CACHED,
-    TREE_COLUMNS,
-    TREE_COLUMNS_FAST,
-)
+from skgp.inference import defaults
 from skgp.kernels.distances import origin
 from skgp.kernels.expression import stationary
 from skgp.kernels.gram import gram, gram_diag, gram_tile
@@ -44,7 +30,7 @@ class ScaledDistance:
         self.centre = origin(Z.double())[0]
         self.principal: Tensor | None = None
         self.tree, self.faiss = None, None
-        tree_columns = TREE_COLUMNS_FAST if method == "fast" else TREE_COLUMNS
+        tree_columns = defaults.TREE_COLUMNS_FAST if method == "fast" else defaults.TREE_COLUMNS
         if method == "faiss":
             self.faiss = _faiss_index(self._scaled(Z).float())
         elif Z.shape[1] <= tree_columns and not Z.is_cuda:
@@ -52,7 +38,11 @@ class ScaledDistance:
             self.tree = cKDTree(self._scaled(Z).numpy(), balanced_tree=False)
         else:
             self.points = self._points()
-            if method == "auto" and Z.shape[1] > MANY_COLUMNS and len(Z) >= MANY_POINTS:
+            if (
+                method == "auto"
+                and Z.shape[1] > defaults.MANY_COLUMNS
+                and len(Z) >= defaults.MANY_POINTS
+            ):
                 self.principal = _principal_axes(self.points[:, :-1])
             if self.principal is not None:
                 # What two rows have beside the components is nearly orthogonal: their product,
@@ -64,7 +54,7 @@ class ScaledDistance:
         """Queries whose temporaries fit a tile."""
         width = size * self.Z.shape[1]
         width = max(width, 0 if self.tree is not None else len(self.Z))
-        return tile_rows(8 * width, 8 * NEIGHBOR_TILE)
+        return tile_rows(8 * width, 8 * defaults.NEIGHBOR_TILE)
 
     def candidates(self, X: Tensor, size: int, stage: int) -> tuple[Tensor, Tensor]:
         """Indices of `size` points and their distances, (n, size), as the fast search sees them."""
@@ -76,7 +66,9 @@ class ScaledDistance:
             return found, torch.from_numpy(distance).square_()
         squares = A.square().sum(1, keepdim=True)
         if stage:
-            found, values = _smallest(_against(A) @ _with_squares(self._scaled(self.Z)).T, size)
+            Z = self._scaled(self.Z)
+            points = torch.cat([Z, Z.square().sum(1, keepdim=True)], 1)
+            found, values = _smallest(_against(A) @ points.T, size)
         elif self.faiss is not None:
             near = self.faiss.search(A.float().cpu().numpy(), size)
             return torch.tensor(near[1], device=X.device), torch.from_numpy(near[0]).to(A)
@@ -93,14 +85,14 @@ class ScaledDistance:
 
     def measure(self, X: Tensor, found: Tensor) -> Tensor:
         """Distances (n, k) of rows X from points `found` (n, k), in float64."""
-        step = max(1, SEARCH_CACHED // (found.shape[1] * X.shape[1]))
+        step = max(1, defaults.SEARCH_CACHED // (found.shape[1] * X.shape[1]))
         pieces = zip(X.split(step), found.split(step), strict=True)
         distances = [self._differences(rows, gather_rows(self.Z, near)) for rows, near in pieces]
         return torch.cat(distances)
 
     def measure_all(self, X: Tensor) -> Tensor:
         """Distances (n, M) from all points, in float64."""
-        step = tile_rows(8 * X.numel(), 8 * NEIGHBOR_TILE)
+        step = tile_rows(8 * X.numel(), 8 * defaults.NEIGHBOR_TILE)
         return torch.cat([self._differences(X, piece[None]) for piece in self.Z.split(step)], 1)
 
     def reach(self, X: Tensor, values: Tensor, proposed: Tensor, stage: int) -> Tensor:
@@ -120,7 +112,7 @@ class ScaledDistance:
         """Scaled points and their squares, float32, without a float64 copy of them all."""
         M, d = self.Z.shape
         points = self.centre.new_empty(M, d + 1, dtype=torch.float32)
-        step = max(1, SEARCH_CACHED // d)
+        step = max(1, defaults.SEARCH_CACHED // d)
         for some, out in zip(self.Z.split(step), points.split(step), strict=True):
             out[:, :-1] = self._scaled(some)
             torch.sum(out[:, :-1].square(), 1, out=out[:, -1])
@@ -128,7 +120,7 @@ class ScaledDistance:
 
     def _scaled(self, X: Tensor) -> Tensor:
         # Bounded, for the tree and the squares must be finite; beyond, all points are equally far.
-        return ((X.double() - self.centre) * self.inverse).clamp_(-BEYOND, BEYOND)
+        return ((X.double() - self.centre) * self.inverse).clamp_(-defaults.BEYOND, defaults.BEYOND)
 
     def _differences(self, X: Tensor, points: Tensor) -> Tensor:
         difference = points.double() - X.double()[:, None]
@@ -147,7 +139,7 @@ class Correlation:
 
     def tile_rows(self, size: int) -> int:
         """Queries whose temporaries fit a tile."""
-        return tile_rows(8 * max(len(self.Z), size * self.Z.shape[1]), 8 * NEIGHBOR_TILE)
+        return tile_rows(8 * max(len(self.Z), size * self.Z.shape[1]), 8 * defaults.NEIGHBOR_TILE)
 
     def candidates(self, X: Tensor, size: int, stage: int) -> tuple[Tensor, Tensor]:
         """Indices of `size` points and their values, (n, size), as the fast search sees them."""
@@ -174,7 +166,7 @@ class Correlation:
         """Distance (n,) that points which are no candidates have at least in the fast search."""
         # The candidates' own errors are the measure of those of the others.
         error = 2 * (proposed - values).abs().amax(1)
-        return proposed.amax(1) - error - 2 * CORRELATION_STEP
+        return proposed.amax(1) - error - 2 * defaults.CORRELATION_STEP
 
     def surely_within(self, X: Tensor, kth: Tensor, reach: Tensor, stage: int) -> Tensor:
         """Whether the k-th neighbour (n,) is nearer than all that are no candidates."""
@@ -187,18 +179,18 @@ class Correlation:
 
     def _steps(self, correlation: Tensor) -> Tensor:
         # Equal in exact arithmetic, as on a grid, shall be equal here, whatever the batch.
-        steps = correlation.detach() / -CORRELATION_STEP
-        steps = steps.round_().mul_(CORRELATION_STEP)
+        steps = correlation.detach() / -defaults.CORRELATION_STEP
+        steps = steps.round_().mul_(defaults.CORRELATION_STEP)
         # The steps are rounding: gradients are those of what is rounded.
         return steps + (correlation.detach() - correlation) if correlation.requires_grad else steps
 
 
 def _principal_axes(points: Tensor) -> Tensor | None:
     """Axes (d, q) with most of the variance of centred points; None where they would be many."""
-    some = points[:: -(-len(points) // PCA_ROWS)]
+    some = points[:: -(-len(points) // defaults.PCA_ROWS)]
     variance, axes = torch.linalg.eigh((some.T @ some).double())
-    missing = variance.cumsum(0) < (1 - HELD_VARIANCE) * variance.sum()  # ascending
-    q = max(MANY_COLUMNS, len(variance) - int(missing.sum()))
+    missing = variance.cumsum(0) < (1 - defaults.HELD_VARIANCE) * variance.sum()  # ascending
+    q = max(defaults.MANY_COLUMNS, len(variance) - int(missing.sum()))
     return axes[:, -q:].float() if 4 * q <= len(variance) else None
 
 
@@ -215,12 +207,8 @@ def _faiss_index(points: Tensor) -> Any:
     return index
 
 
-def _with_squares(B: Tensor) -> Tensor:
-    """Rows b of (M, d) and their |b|^2: the product with `_against` of a is |b|^2 - 2 ab."""
-    return torch.cat([B, B.square().sum(1, keepdim=True)], 1)
-
-
 def _against(A: Tensor) -> Tensor:
+    """Rows whose product with points b and their |b|^2 is |b|^2 - 2 ab."""
     # One product is three times as fast as a product and the addition of squares.
     return torch.cat([-2 * A, torch.ones_like(A[:, :1])], 1)
 
@@ -231,14 +219,14 @@ def _smallest(values: Tensor, k: int) -> tuple[Tensor, Tensor]:
     They lie in the k groups of the smallest minima, which are found at a third of the cost.
     """
     n, m = values.shape
-    width = m // GROUP
+    width = m // defaults.GROUP
     if width < 4 * k:
         found = values.topk(k, dim=1, largest=False, sorted=False)
         return found.indices, found.values
-    grouped = values[:, : GROUP * width].view(n, GROUP, width)
+    grouped = values[:, : defaults.GROUP * width].view(n, defaults.GROUP, width)
     groups = grouped.amin(1).topk(k, dim=1, largest=False, sorted=False).indices
-    steps = width * torch.arange(GROUP, device=values.device)
-    rest = torch.arange(GROUP * width, m, device=values.device).expand(n, -1)
+    steps = width * torch.arange(defaults.GROUP, device=values.device)
+    rest = torch.arange(defaults.GROUP * width, m, device=values.device).expand(n, -1)
     columns = torch.cat([(groups[:, :, None] + steps).flatten(1), rest], 1)
     found = values.gather(1, columns).topk(k, dim=1, largest=False, sorted=False)
     return columns.gather(1, found.indices), found.values

@@ -27,12 +27,11 @@ References
 .. [1] Jolliffe (2002), Principal Component Analysis, section 2.1.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 from torch import Tensor
 
+from skgp.data import replicates
 from skgp.inference.defaults import COARSER, NEIGHBOR_TILE, SPREAD_ROWS
 from skgp.inference.neighbors.metrics import Correlation, ScaledDistance
 from skgp.kernels.gram import gram, gram_diag
@@ -243,13 +242,9 @@ def distinct(Z: Tensor) -> tuple[Tensor, Tensor]:
 
     `Z[first][group]` equals Z. O(M log M) comparisons.
     """
-    rows = np.ascontiguousarray((Z + 0.0).detach().cpu().numpy())  # -0. becomes 0.
-    keys = rows.view(np.dtype((np.void, rows.itemsize * rows.shape[1]))).ravel()
-    _, first, group = np.unique(keys, return_index=True, return_inverse=True)
-    order = np.argsort(first)
-    rank = np.empty_like(order)
-    rank[order] = np.arange(len(order))
-    return torch.from_numpy(first[order]).to(Z.device), torch.from_numpy(rank[group]).to(Z.device)
+    group = replicates(Z.detach().cpu().numpy())
+    first = np.unique(group, return_index=True)[1]
+    return torch.from_numpy(first).to(Z.device), torch.from_numpy(group).to(Z.device)
 
 
 def positions(X: Tensor, points: Tensor) -> Tensor:

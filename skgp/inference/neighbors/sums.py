@@ -25,13 +25,7 @@ import torch
 from torch import Tensor
 
 from skgp.data import Data
-from skgp.inference.defaults import (
-    FIRST_PASSES,
-    HELD_SUMS,
-    NEIGHBOR_TILE,
-    SHARED_JITTER,
-    SPARSE_ENTRY,
-)
+from skgp.inference import defaults
 from skgp.inference.full_system import full_column, joined_columns, whitened_divergence
 from skgp.inference.natural import Posterior, SitesFit, full_sites
 from skgp.inference.neighbors.assembly import (
@@ -137,7 +131,7 @@ class LocalRows(Rows):
         matrices = [TriangleSum(Z, H) for _ in range(c)]
         columns, constants = Z.new_zeros(M, 3 * c), Z.new_zeros(3, dtype=torch.float64)
         assembly = PriorAssembly(Z, self.kernel, H) if first else None
-        for start in range(0, len(data), step := tile_rows(64 * H, 8 * NEIGHBOR_TILE)):
+        for start in range(0, len(data), step := tile_rows(64 * H, 8 * defaults.NEIGHBOR_TILE)):
             part = data.take(slice(start, start + step))
             active = search.query(part.X, H).sort(1).values
             for rows, local in Tiles(self.kernel, part.X, Z, active):
@@ -215,7 +209,7 @@ class LocalRows(Rows):
         )
         entries = shared_entries(active, len(self.Z)) * (1 + len(self.offset))
         what = f"The sums over blocks of rows of M={len(self.Z)} inducing points"
-        require_memory(SPARSE_ENTRY * entries * (1 + 0.5 * HELD_SUMS), what, ROOM)
+        require_memory(defaults.SPARSE_ENTRY * entries * (1 + 0.5 * defaults.HELD_SUMS), what, ROOM)
 
 
 # ---- a full S, all points neighbours of every row
@@ -230,7 +224,7 @@ class FullRows(Rows):
     @cached_property
     def given(self) -> SharedConditionals:
         """Features of rows."""
-        noise = SHARED_JITTER * gram_diag(self.kernel, self.Z)
+        noise = defaults.SHARED_JITTER * gram_diag(self.kernel, self.Z)
         return SharedConditionals(self.kernel, self.Z, noise)
 
     def __call__(self, data: Data, *, q: Posterior, first: bool, signed: bool = False) -> PassSums:
@@ -285,7 +279,7 @@ class FullRows(Rows):
         """Refuse sums that do not fit in memory."""
         M, c = len(self.Z), len(self.offset)
         what = f"The sums over blocks of rows of a full covariance of M={M} inducing points"
-        require_memory(8.0 * M**2 * (1 + c * HELD_SUMS), what, ROOM)
+        require_memory(8.0 * M**2 * (1 + c * defaults.HELD_SUMS), what, ROOM)
 
 
 # ---- the steps
@@ -353,7 +347,7 @@ class BlocksProblem:
     def _hear(self, iteration: int, info: dict) -> None:
         """Of the rows read: Stopped where the callback says so, after those of the first step."""
         stops = self.callback is not None and self.callback(iteration, info)
-        if stops and self._n_passes >= FIRST_PASSES:
+        if stops and self._n_passes >= defaults.FIRST_PASSES:
             raise Stopped
 
     def _gaussian_fit(self, sites: SiteSums, q: Posterior) -> float:

@@ -8,7 +8,7 @@ are first put on a scale where Gaussian noise is about right:
 additive noise     the targets that are no gross outliers
                    (:mod:`skgp.learning.hyperparameters`)
 counts, others     numbers that stand for f, of known precisions up to a factor
-                   (:mod:`skgp.learning.latent_numbers`)
+                   (:mod:`skgp.learning.latent_starts`)
 =================  ========================================================================
 
 Small counts and those of unlike exposures resemble no such numbers: the greatest evidence of some
@@ -20,7 +20,7 @@ Without Gaussian noise the amplitude is chosen once more, by rows held out
 
 *Label kriging*, by which kernels are compared: labels as numbers. Few numbers are learned beside
 the kernel, and confidence is earned on labels that were not seen: t, a, b and d of the link
-(:mod:`skgp.inference.neighbors.kriging`) maximise the likelihood of labels left out one by one.
+(:mod:`skgp.inference.neighbors.posterior`) maximise the likelihood of labels left out one by one.
 Copies of a row predict each other, which lets the link trust neighbours too much.
 
 *A kernel for labels from all of them, where some rows did not show their detail.* The evidence of a
@@ -33,8 +33,6 @@ numbers, the same search ended at worse kernels after three times as many steps 
 delayed or not: 0.41 to 0.54 nats a label left out, and not 0.36).
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, replace
 from functools import partial
@@ -45,29 +43,15 @@ import torch
 from torch import Tensor
 
 from skgp.data import Data, random_rows
-from skgp.inference.neighbors.kriging import KrigingModel, LabelLink, is_shared, merge_rows
+from skgp.inference.neighbors.posterior import KrigingModel, LabelLink, is_shared, merge_rows
 from skgp.inference.weights.posterior import standard_normal
 from skgp.kernels.expression import WhiteKernel, split_noise
 from skgp.kernels.gram import gram_diag
 from skgp.kernels.scales import scale_within, with_variance
 from skgp.learning.defaults import LABEL_NOISE_BOUNDS
 from skgp.learning.hyperparameters import robust_hyperparameters
-from skgp.learning.latent_numbers import search_by_numbers
-from skgp.learning.local.defaults import (
-    COMPARED_NEIGHBORS,
-    FAMILY_STRIDE,
-    JITTER_NOISE,
-    KRIGED_ERRORS,
-    KRIGED_LABEL_NOISE,
-    LINK_PRIOR_STD,
-    LONG_SEARCH,
-    NOISE_RATIOS,
-    NOISE_ROWS,
-    NOISE_START,
-    SEARCH,
-    SEARCHED_ROWS,
-    SHORT_SEARCH,
-)
+from skgp.learning.latent_starts import search_by_numbers
+from skgp.learning.local import defaults
 from skgp.learning.search import (
     HyperparameterFit,
     SearchSettings,
@@ -95,9 +79,9 @@ def search_hyperparameters(
     `jitter` is that of the model that they are for: under LOCAL_JITTER a smooth function without
     noise has a far smaller amplitude than without, whose f given u errs by 1e-2 of it.
     """
-    settings = SearchSettings(**SEARCH, jitter=jitter)
+    settings = SearchSettings(**defaults.SEARCH, jitter=jitter)
     if len(data) > settings.exact_rows:
-        kernels = kernels[::FAMILY_STRIDE]
+        kernels = kernels[:: defaults.FAMILY_STRIDE]
     if likelihood.is_additive and not likelihood.is_gaussian:
         return robust_hyperparameters(
             kernels, data, generator=generator, settings=settings, callback=callback
@@ -116,7 +100,7 @@ def _beside_jitter(kernel, data: Data, jitter: float):
     signal, white = split_noise(kernel)
     if white is None or white.hyperparameter_noise_level.fixed:
         return kernel
-    least = JITTER_NOISE * jitter * float(gram_diag(signal, data.X).mean())
+    least = defaults.JITTER_NOISE * jitter * float(gram_diag(signal, data.X).mean())
     least = min(least, white.noise_level_bounds[1])
     if white.noise_level >= least:
         return kernel
@@ -138,25 +122,23 @@ def label_codes(Y: Tensor) -> Tensor:
     return (Y[:, 0] > 0).long() if Y.shape[1] == 1 else Y.argmax(1)
 
 
-def label_losses(
-    kernel, X: Tensor, labels: Tensor, *, generator: torch.Generator, **options
-) -> Tensor:
+def label_losses(kernel, X: Tensor, Y: Tensor, *, generator: torch.Generator, **options) -> Tensor:
     """How well a kernel kriges labels that are left out, (p,) in nats; less is better.
 
     With the noise, of a grid, under which they are likeliest. The same some 2000 labels or fewer
     for all kernels, each times its weight over their mean.
     """
-    model = _labelled(kernel, X, labels, **options)
-    left_out = _draw(model, generator, NOISE_ROWS)
-    place = NOISE_RATIOS.index(NOISE_START)
+    model = _labelled(kernel, X, Y, **options)
+    left_out = _draw(model, generator, defaults.NOISE_ROWS)
+    place = defaults.NOISE_RATIOS.index(defaults.NOISE_START)
     variance = float(gram_diag(model.kernel, model.X).mean())
 
     def losses(ratio: float, _: Any = None) -> tuple[float, Tensor]:
         return ratio, fit_link(replace(model, noise=variance * ratio), left_out)[1]
 
     # From the middle of the grid downhill, to less noise and to more; more noise is simpler.
-    fits = [losses(NOISE_START)]
-    for ratios in (NOISE_RATIOS[:place][::-1], NOISE_RATIOS[place + 1 :]):
+    fits = [losses(defaults.NOISE_START)]
+    for ratios in (defaults.NOISE_RATIOS[:place][::-1], defaults.NOISE_RATIOS[place + 1 :]):
         fits += while_falling(fits[0], ratios, losses, lambda fit: float(fit[1].mean()))[1:]
     found = [each for _, each in sorted(fits, key=lambda fit: fit[0], reverse=True)]
     return found[choose(found)]
@@ -165,15 +147,13 @@ def label_losses(
 def _labelled(
     kernel,
     X: Tensor,
-    labels: Tensor,
+    Y: Tensor,  # (n, c), columns of -1 and +1
     *,
-    n_classes: int,
     n_neighbors: int,
     weight: Tensor | None = None,
 ) -> KrigingModel:
     """Labels as numbers, of any noise; a weight (n,) of 2 is the row twice."""
-    targets = label_targets(labels, n_classes, X.dtype)
-    X, targets, weight = merge_rows(X, targets, weight)
+    X, targets, weight = merge_rows(X, Y, weight)
     each = X.new_ones(len(X)) if weight is None else weight
     offset = (each[:, None] * targets).sum(0) / each.sum()
     return KrigingModel(kernel, 1.0, X, targets, weight, offset, n_neighbors)
@@ -234,7 +214,9 @@ def fit_link(model: KrigingModel, labels: _LeftOut) -> tuple[LabelLink, Tensor]:
         return -log_p * weight / weight.mean()
 
     def objective(parts: dict[str, Tensor]) -> Tensor:
-        prior = sum(((parts[name] - start[name]) / LINK_PRIOR_STD).square().sum() for name in start)
+        prior = sum(
+            ((parts[name] - start[name]) / defaults.LINK_PRIOR_STD).square().sum() for name in start
+        )
         return 0.5 * prior / weight.sum() + losses(parts).mean()
 
     found = minimize_lbfgs(objective, start, max_iter=200, tol=1e-10).parameters
@@ -252,7 +234,7 @@ def _each_label(model: KrigingModel) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _start(model: KrigingModel, frequency: Tensor) -> dict[str, Tensor]:
-    """t and the logs of a, b and d as the simple cases of the module's docstring have them."""
+    """t and the logs of a, b and d as the simple cases of `LabelLink` have them."""
     intercept = frequency.log()
     if len(frequency) == 2:
         intercept = torch.special.ndtri(frequency[1:])
@@ -279,7 +261,7 @@ def search_label_kernel(
     that of a label at f = 0, of a probit link by default.
     """
     starts = _starts(found.kernel, [kernel for kernel in kernels if kernel.n_dims])
-    if len(data) <= SEARCHED_ROWS or not starts:
+    if len(data) <= defaults.SEARCHED_ROWS or not starts:
         return found
     recorder = StopRecorder(callback)
     # Inducing points know of more rows than as many rows would, and of less than all rows do.
@@ -289,18 +271,17 @@ def search_label_kernel(
     best = first = search.judged(found)
     for kernel in starts:
         if not recorder.stopped:
-            best = min(
-                best,
-                search.moved(_of_numbers(kernel, data.X), SearchSettings(**SHORT_SEARCH)),
-                key=lambda trial: trial.loss,
-            )
+            # Scaled to standardised labels, with noise.
+            white = WhiteKernel(defaults.KRIGED_LABEL_NOISE, LABEL_NOISE_BOUNDS)
+            begun = with_variance(kernel, data.X) + white
+            other = search.moved(begun, SearchSettings(**defaults.SHORT_SEARCH))
+            best = min(best, other, key=lambda trial: trial.loss)
     if best is not first and not recorder.stopped:
-        best = min(
-            best,
-            search.moved(best.start, SearchSettings(**LONG_SEARCH)),
-            key=lambda trial: trial.loss,
-        )
-    return best.fit if improves(best.losses, first.losses, n_errors=KRIGED_ERRORS) else found
+        other = search.moved(best.start, SearchSettings(**defaults.LONG_SEARCH))
+        best = min(best, other, key=lambda trial: trial.loss)
+    return (
+        best.fit if improves(best.losses, first.losses, n_errors=defaults.KRIGED_ERRORS) else found
+    )
 
 
 @dataclass(frozen=True)
@@ -330,9 +311,8 @@ class _Search:
         data = data.take(order[:n_points])
         self.labels: dict[str, Any] = {
             "X": data.X,
-            "labels": label_codes(data.y),
-            "n_classes": max(2, data.y.shape[1]),
-            "n_neighbors": min(n_neighbors, COMPARED_NEIGHBORS),
+            "Y": data.y,
+            "n_neighbors": min(n_neighbors, defaults.COMPARED_NEIGHBORS),
             "weight": data.weight,
         }
 
@@ -349,9 +329,10 @@ class _Search:
             settings=replace(settings, max_candidates=min(settings.max_candidates, self.n_points)),
             callback=self.callback,
         )
-        return self.judged(
-            replace(found, kernel=_of_latent(found.kernel, self._variance)), found.kernel
-        )
+        # The noise of the link has a variance of its own.
+        signal, white = split_noise(found.kernel)
+        factor = self._variance / float(cast(WhiteKernel, white).noise_level)
+        return self.judged(replace(found, kernel=scale_within(signal, factor)), found.kernel)
 
 
 def _starts(kernel, kernels: list) -> list:
@@ -370,17 +351,6 @@ def _moved(kernel, to):
 
 def _free(kernel) -> list[tuple[str, int]]:
     return [(each.name, each.n_elements) for each in kernel.hyperparameters if not each.fixed]
-
-
-def _of_numbers(kernel, X: Tensor):
-    """A kernel of a latent function, scaled to that of standardised labels, with noise."""
-    return with_variance(kernel, X) + WhiteKernel(KRIGED_LABEL_NOISE, LABEL_NOISE_BOUNDS)
-
-
-def _of_latent(kernel, variance: float):
-    """The way back: `variance` is that of the noise of the link."""
-    signal, white = split_noise(kernel)
-    return scale_within(signal, variance / float(cast(WhiteKernel, white).noise_level))
 
 
 def _labels_as_numbers(data: Data, generator: torch.Generator) -> Data:

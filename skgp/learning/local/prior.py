@@ -31,23 +31,14 @@ from torch import Tensor
 
 from skgp.data import Data
 from skgp.inference.natural import Posterior, fit_sites
-from skgp.inference.neighbors import search
 from skgp.inference.neighbors.assembly import compressed_rows
 from skgp.inference.neighbors.conditionals import Tiles
+from skgp.inference.neighbors.search import active_sets
 from skgp.inference.neighbors.system import LocalSystem, RowWeights, nested_systems, row_weights
 from skgp.kernels.scales import amplitude_range, scale_amplitude
 from skgp.learning.calibration import best_coupling, coupled_log_probabilities
 from skgp.learning.defaults import FEW_ROWS, MAX_HELD_OUT
-from skgp.learning.local.defaults import (
-    AMPLITUDE_STEP,
-    FIRST_TRIAL_ITER,
-    KL_ERRORS,
-    KL_STEP,
-    MIN_HELD_OUT,
-    MOST_STEPS,
-    TRIAL,
-    TRIAL_ITER,
-)
+from skgp.learning.local import defaults
 from skgp.learning.selection import choose, held_out_rows, improves, stratum, while_falling
 from skgp.likelihoods import Bernoulli
 from skgp.likelihoods.base import Likelihood
@@ -82,11 +73,6 @@ class Settings:
         return self.solver == "adam" or self.learn_inducing
 
 
-def active_sets(kernel, X: Tensor, Z: Tensor, settings: Settings) -> Tensor:
-    """Indices (n, H) of the inducing points Z (M, d) nearest to rows X (n, d)."""
-    return search.active_sets(kernel, X, Z, settings.n_neighbors, settings.neighbors)
-
-
 def split_rows(
     y: Tensor, settings: Settings, generator: torch.Generator, preferred: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
@@ -95,7 +81,7 @@ def split_rows(
     Rows that are `preferred` (n,) are held out rather than others.
     """
     n = len(y)
-    least = min(n // 3, MIN_HELD_OUT)
+    least = min(n // 3, defaults.MIN_HELD_OUT)
     n_out = min(max(round(settings.validation_fraction * n), least), MAX_HELD_OUT, n - 1)
     target, classes = stratum(y.cpu())
     first = torch.ones(n, dtype=torch.bool) if preferred is None else preferred.cpu()
@@ -199,7 +185,8 @@ class _Split:
     ) -> tuple["Trial", LocalSystem | None, RowWeights, float]:
         """The prior chosen; the system of all rows, if any; A of those held out; the KL weight."""
         data, points, settings = self.data, self.points, self.settings
-        active, kl_weight = active_sets(kernel, data.X, points, settings), settings.kl_weight
+        how, kl_weight = (settings.n_neighbors, settings.neighbors), settings.kl_weight
+        active = active_sets(kernel, data.X, points, *how)
         kl_weight = len(points) / active.shape[1] if kl_weight is None else kl_weight
         parts = slice(self.n_learned), slice(self.n_learned, None)
         tiles = [Tiles(kernel, data.X[part], points, active[part]) for part in parts]
@@ -278,12 +265,12 @@ def choose_prior(
     paper's, 1. The callback is called after each fit; True ends the walk.
     """
     search = _Search(system, data, rows, held_out, likelihood, offset, callback)
-    factors = _ladder(KL_STEP, 1 / kl_weight)
-    search.walk([(1.0, factor) for factor in factors], n_errors=KL_ERRORS)
+    factors = _ladder(defaults.KL_STEP, 1 / kl_weight)
+    search.walk([(1.0, factor) for factor in factors], n_errors=defaults.KL_ERRORS)
     kl_factor = search.trial.kl_factor
     low, high = amplitudes
-    ups = [(amplitude, kl_factor) for amplitude in _ladder(AMPLITUDE_STEP, high)]
-    downs = [(amplitude, kl_factor) for amplitude in _ladder(1 / AMPLITUDE_STEP, low)]
+    ups = [(amplitude, kl_factor) for amplitude in _ladder(defaults.AMPLITUDE_STEP, high)]
+    downs = [(amplitude, kl_factor) for amplitude in _ladder(1 / defaults.AMPLITUDE_STEP, low)]
     if not search.walk(ups):
         search.walk(downs)
     return replace(search.trial, history=search.history)
@@ -295,8 +282,10 @@ def _ladder(step: float, end: float) -> list[float]:
     length = math.log(end) / math.log(step)
     if length < 1e-9:
         return []
-    rungs = [step**i for i in range(1, MOST_STEPS + 1) if i <= length + 1e-9]
-    return rungs if len(rungs) == MOST_STEPS or length - len(rungs) < 1e-9 else [*rungs, end]
+    rungs = [step**i for i in range(1, defaults.MOST_STEPS + 1) if i <= length + 1e-9]
+    return (
+        rungs if len(rungs) == defaults.MOST_STEPS or length - len(rungs) < 1e-9 else [*rungs, end]
+    )
 
 
 class _Search:
@@ -334,8 +323,8 @@ class _Search:
             self.likelihood.at(self.data.offset),
             offset=self.offset,
             start=start,
-            max_iter=FIRST_TRIAL_ITER if start is None else TRIAL_ITER,
-            **TRIAL,
+            max_iter=defaults.FIRST_TRIAL_ITER if start is None else defaults.TRIAL_ITER,
+            **defaults.TRIAL,
         )
         mean = self.offset + self.rows.project(fit.q.mean)
         var = amplitude * self.rows.variance[:, None] + self.rows.project_squares(fit.q.var)

@@ -9,8 +9,9 @@ from torch import Tensor
 
 from skgp.inference.markov.series import Series
 from skgp.inference.markov.terms import Terms
+from skgp.learning.defaults import LEAST_EFFECT
 from skgp.learning.markov.averaging import Average, averaged
-from skgp.learning.markov.defaults import CHOICE_ITER
+from skgp.learning.markov.defaults import CHOICE_ITER, CHOICE_NATS, CHOICE_TOL
 from skgp.learning.markov.minibatch import MinibatchElbo, fit_minibatches
 from skgp.learning.markov.objectives import (
     Component,
@@ -22,7 +23,7 @@ from skgp.learning.markov.refinement import with_fine_form
 from skgp.learning.markov.regression import TermComponent, left_by_terms, with_terms
 from skgp.learning.markov.scoring import settle, short_climb
 from skgp.learning.markov.search import Search, maximise
-from skgp.learning.markov.starts import from_likeliest_start, likeliest_starts
+from skgp.learning.markov.starts import likeliest_starts
 from skgp.learning.markov.structure import Structure
 from skgp.likelihoods import Likelihood
 from skgp.linalg import NotPositiveDefiniteError
@@ -72,7 +73,6 @@ class SeriesSearch:
     ends: dict[str, Any]  # when to end: ``tol`` and ``callback`` of `maximise`
     learn_knots: bool = False
     minibatches: tuple[Any, ...] | None = None
-    near: bool = False  # whether starts are where a choice among kernels ended
     objective: SharedEvidence = field(init=False)
     of_terms: list[Component] = field(init=False)  # where they start
 
@@ -90,10 +90,10 @@ class SeriesSearch:
         options["max_iter"] = self.max_iter if moves and not callback.stopped else 0
         if options["max_iter"] and self.minibatches is not None and self.knots is not None:  # 3.4
             return self._by_minibatches(kernel, options)
-        near, found = self.near and self.knots is None and options["max_iter"] > 0, None
-        if near:
+        found = None
+        if likelihood.is_gaussian and self.knots is None and options["max_iter"] > 0:
             ends = {"tol": 1e-7, **self.ends, "max_iter": self.max_iter}
-            found = settle(kernel, self.objective, likelihood, start, **ends)
+            found = settle(Component.of(kernel), self.objective, likelihood, start, **ends)
         if found is None:
             found = maximise([kernel, *self._others], self.objective, likelihood, **options)
         self._others = found.components[1:]
@@ -120,14 +120,14 @@ class SeriesSearch:
         """The search found, or one from a start that is likelier than where that ended."""
         series, likelihood = self.problem.processes[0], self.problem.likelihood
         few = 0 if likelihood.is_gaussian else CHOICE_ITER  # scales of other noise start anywhere
-
-        def value(kernel: Any, start: Tensor) -> float:
-            place: dict[str, Any] = {"parameters": start, "knots": self.knots, "max_iter": few}
+        tol = max(CHOICE_TOL, CHOICE_NATS / series.total)
+        ends: dict[str, Any] = {"knots": self.knots, "max_iter": few, "tol": tol}
+        for start, parameters in likeliest_starts(kernel, series, likelihood):
             objective = self.problem.evidence(sparse=self.knots is not None)
-            return maximise([kernel], objective, likelihood, **place).value
-
-        starts = likeliest_starts(kernel, series, likelihood)
-        return from_likeliest_start(found, starts, series, value, self.climb)
+            near = maximise([start], objective, likelihood, parameters=parameters, **ends)
+            if near.value > found.value + LEAST_EFFECT * series.total:
+                found = self.climb(near.kernel, near.parameters)
+        return found
 
     def finished(
         self, found: Search, structure: Structure | None, *, asked: bool

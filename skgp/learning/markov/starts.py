@@ -5,7 +5,7 @@ of :mod:`skgp.learning.starts` is looked at on few rows, once spread evenly and 
 consecutive ones; all rows say which of these starts is worth a search.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -14,29 +14,11 @@ from torch import Tensor
 from skgp.data import Data
 from skgp.inference.markov.series import Series
 from skgp.kernels.sde_expression import check_one_input
-from skgp.learning.defaults import LEAST_EFFECT, SERIES_START_ROWS
+from skgp.learning.defaults import SERIES_START_ROWS
 from skgp.learning.latent_starts import latent_start
-from skgp.learning.markov.search import Search
 from skgp.learning.sparse.evidence import white_kernel
 from skgp.learning.starts import likeliest_start
 from skgp.likelihoods import Likelihood
-
-
-def from_likeliest_start(
-    found: Search,
-    starts: Iterator[tuple[Any, Tensor]],
-    series: Series,
-    value: Callable[[Any, Tensor], float],
-    climb: Callable[[Any, Tensor], Search],
-) -> Search:
-    """The search found, or one by `climb` from a start that is likelier than where that ended.
-
-    `value` is the evidence of all rows at a start, in nats.
-    """
-    for start in starts:
-        if value(*start) > found.value + LEAST_EFFECT * series.total:
-            found = climb(*start)
-    return found
 
 
 def likeliest_starts(

@@ -30,8 +30,7 @@ from skgp.learning.defaults import GLOBAL_SEARCH, LEAST_EFFECT
 from skgp.learning.evidence import ExactEvidence
 from skgp.learning.kernel_family import ChoiceSettings, of_pure_noise
 from skgp.learning.laplace_evidence import LaplaceEvidence
-from skgp.learning.latent_numbers import search_by_numbers
-from skgp.learning.latent_starts import latent_start, latent_structure
+from skgp.learning.latent_starts import latent_start, latent_structure, search_by_numbers
 from skgp.learning.search import HyperparameterFit, SearchSettings, fit_hyperparameters
 from skgp.learning.sparse import defaults
 from skgp.learning.sparse.objective import Objective, Problem, Settings

@@ -33,12 +33,13 @@ from torch import Tensor
 
 from skgp.data import Data
 from skgp.inference.collapsed import evidence_ratio, square_loss_path, statistics
-from skgp.inference.sparse import FixedFeatures, ReferenceGaussian, SparseState
+from skgp.inference.sparse import FixedFeatures, ReferenceGaussian, SparseState, whitened_features
 from skgp.learning.coordinates import BoundedAdam, Coordinates, Parts
 from skgp.learning.defaults import LEARNING_RATE
 from skgp.learning.selection import choose
 from skgp.learning.sparse import defaults
 from skgp.learning.sparse.objective import BestState, Objective, held_out_losses
+from skgp.linalg.cholesky import jittered_cholesky
 from skgp.linalg.runtime import Callback
 from skgp.optim import LossPlateau, sample_without_replacement
 from skgp.optim.bfgs import minimize_lbfgs
@@ -288,3 +289,88 @@ def blended(state: SparseState, data: Data, blend: Blend) -> SparseState:
     sums = statistics(state.kernel, data, state.Z)
     mean = square_loss_path(sums, sums.gram.new_tensor([blend.ratio]))
     return replace(state, mean=(1 - blend.share) * state.mean + blend.share * mean)
+
+
+# ------------------------------------------------------------ noise and widths for the log-loss
+
+
+def with_floor(state: SparseState, objective: Objective) -> Objective:
+    """The objective with Gaussian noise no less than `NOISE_FLOOR`, or that of `state` if less.
+
+    Where uncertainty of f takes the place of noise, the log-loss of the training rows drives the
+    noise to nothing. The ELBO, at whose optimum `state` is, finds little noise only where there is
+    little.
+    """
+    if objective.name == "elbo" or not (objective.is_gaussian and objective.learn_likelihood):
+        return objective
+    noise = float(objective.likelihood.gaussian_noise(state.likelihood))
+    least = objective.likelihood.with_least_noise(min(defaults.NOISE_FLOOR, noise))
+    return replace(objective, likelihood=least)
+
+
+@torch.no_grad()
+def broadened(state: SparseState, data: Data, objective: Objective) -> SparseState:
+    r"""The state, at the optimum of the ELBO, moved towards the log-loss; its mean stays.
+
+    Its optimum has less noise and a wider q(u): uncertainty of f takes the place of noise, for it
+    can differ from place to place. Among
+
+    .. math:: S_\tau = \big(I + (S^{-1} - I) / \tau\big)^{-1}, \qquad \sigma^2 \leftarrow \nu
+              \sigma^2,
+
+    the best pair :math:`(\tau, \nu)` of a grid is taken, on at most 4000 rows; that costs one
+    eigenvalue decomposition, where a gradient search would need many iterations.
+    """
+    n, objective = len(data), replace(objective, gradient="exact")
+    some = data.take(torch.arange(0, n, -(-n // defaults.GRID_ROWS)))
+    share = data.total / some.total
+    Phi, unexplained = whitened_features(state.kernel, some.X, state.Z)
+    mean = state.offset + Phi.mT @ state.mean
+    # S^-1 - I = V diag(gain) V^T for each latent function.
+    variances, vectors = torch.linalg.eigh(state.root @ state.root.mT)
+    gain = 1 / variances.clamp_min(torch.finfo(Phi.dtype).tiny) - 1  # (c, M)
+    squares = (vectors.mT @ Phi).square()  # (c, M, n)
+    best, width, chosen = math.inf, 1.0, state.likelihood
+    for tau in defaults.WIDTHS:
+        narrowed = 1 / (1 + gain / tau)  # (c, M)
+        var = (unexplained + (narrowed[:, None] @ squares)[:, 0]).mT
+        divergence = 0.5 * (narrowed - 1 - narrowed.log()).sum()
+        for likelihood in less_noise(state, objective):
+            made = objective.likelihood.with_parameters(likelihood)
+            rows = share * objective.data_loss(made, some, mean, var)
+            loss = float(rows + objective.beta * divergence)
+            if loss < best:
+                best, width, chosen = loss, tau, likelihood
+    root = state.root
+    if width != 1.0:
+        covariance = (vectors / (1 + gain / width)[:, None]) @ vectors.mT
+        root = jittered_cholesky(covariance).factor
+    return replace(state, likelihood=chosen, root=root)
+
+
+def less_noise(state: SparseState, objective: Objective) -> list[Tensor]:
+    """Parameters of the likelihood with the variance of the noise, the first, made smaller."""
+    if not (objective.learn_likelihood and len(state.likelihood)):
+        return [state.likelihood]
+    low, high = objective.likelihood.box(state.likelihood)
+    first = torch.eye(len(state.likelihood), dtype=low.dtype, device=low.device)[0]
+    candidates = [state.likelihood + math.log(factor) * first for factor in defaults.LESS_NOISE]
+    return [candidate.clamp(low, high) for candidate in candidates]
+
+
+def with_noise_that_pays(
+    state: SparseState, noisier: list[Tensor], held_out: Data, objective: Objective
+) -> SparseState:
+    """The state with the most noise, of that of the ELBO or less, that held-out rows let pass.
+
+    Under the log-loss uncertainty of f, which differs from place to place, takes the place of
+    noise. It is learned from the few rows near an inducing point, and where none of these is far
+    off it says that none ever will be: one gross error there costs hundreds of nats. Noise is what
+    may happen anywhere. `noisier` are the parameters of `less_noise`.
+    """
+    if not (objective.likelihood.is_additive and len(state.likelihood)):
+        return state
+    rest = state.likelihood[1:]
+    levels = [noise[:1] for noise in noisier if noise[0] > state.likelihood[0]]
+    tried = [replace(state, likelihood=torch.cat([level, rest])) for level in levels] + [state]
+    return tried[choose([held_out_losses(each, objective, held_out) for each in tried])]

@@ -6,7 +6,6 @@ import torch
 from sklearn.gaussian_process.kernels import RBF, DotProduct
 
 from skgp.inference.defaults import LOCAL_JITTER
-from skgp.inference.neighbors import conditionals as module
 from skgp.inference.neighbors.conditionals import (
     Tiles,
     joint_errors,
@@ -83,7 +82,7 @@ def test_variance_is_not_negative_for_rounding():
 def test_tiles_are_the_rows_in_order(monkeypatch):
     kernel, X, Y, Z, active = problem_of()
     whole = local_conditionals(kernel, X, Z, active)
-    monkeypatch.setattr(module, "CACHED_NUMBERS", 7 * active.shape[1] ** 2)
+    monkeypatch.setattr("skgp.inference.defaults.CACHED_NUMBERS", 7 * active.shape[1] ** 2)
     parts = list(Tiles(kernel, X, Z, active))
     assert len(parts) == 6
     assert torch.equal(torch.cat([torch.arange(40)[rows] for rows, _ in parts]), torch.arange(40))
@@ -130,7 +129,7 @@ def test_quadratic_form_is_that_of_a_diagonal(rows, rng):
 @pytest.mark.parametrize("tile", [1, 4, 2048])
 def test_joint_errors_are_the_covariance_of_what_is_left(rows, rng, tile, monkeypatch):
     """Cov(f - A v) for Cov(v) = K + diag: positive semi-definite whatever A is."""
-    monkeypatch.setattr(module, "UNION_POINTS", tile)
+    monkeypatch.setattr("skgp.inference.defaults.UNION_POINTS", tile)
     X, points, position, weights = rows
     A, v = to_dense(position.numpy(), weights.numpy(), 9), rng.uniform(size=9)
     both = KERNEL(np.concatenate([X, points]))

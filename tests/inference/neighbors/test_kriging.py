@@ -5,7 +5,7 @@ import pytest
 import torch
 from sklearn.gaussian_process.kernels import RBF, Matern
 
-from skgp.inference.neighbors.kriging import KrigingModel, is_shared, merge_rows
+from skgp.inference.neighbors.posterior import KrigingModel, is_shared, merge_rows
 from tests.reference import neighborhood
 from tests.same import assert_same
 

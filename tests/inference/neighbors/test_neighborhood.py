@@ -6,7 +6,7 @@ import torch
 from sklearn.gaussian_process.kernels import Matern
 
 from skgp.inference.neighbors.conditionals import Neighborhood
-from skgp.inference.neighbors.kriging import KrigingModel
+from skgp.inference.neighbors.posterior import KrigingModel
 
 KERNEL = 1.0 * Matern([1.0, 0.5], nu=0.5)
 

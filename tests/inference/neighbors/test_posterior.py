@@ -10,8 +10,7 @@ from sklearn.gaussian_process.kernels import RBF, ConstantKernel
 
 from skgp.inference.defaults import SHARED_JITTER
 from skgp.inference.neighbors import posterior as module
-from skgp.inference.neighbors.kriging import KrigingModel
-from skgp.inference.neighbors.posterior import SWSGPPosterior, SWSGPState
+from skgp.inference.neighbors.posterior import KrigingModel, SWSGPPosterior, SWSGPState
 from tests.reference import swsgp as dense
 from tests.same import assert_same
 

@@ -9,8 +9,8 @@ from sklearn.gaussian_process.kernels import RBF, ConstantKernel
 from skgp.data import Data
 from skgp.learning.laplace_evidence import LaplaceEvidence, laplace_predict
 from skgp.learning.sparse.evidence import best_evidence
-from skgp.learning.sparse.labels import best_of_labels, kernels_that_predict
 from skgp.learning.sparse.objective import Objective, Problem, Settings
+from skgp.learning.sparse.start import best_of_labels, kernels_that_predict
 from skgp.likelihoods import Bernoulli
 from skgp.optim.stopping import StopRecorder
 

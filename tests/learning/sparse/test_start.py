@@ -14,14 +14,8 @@ from skgp.inference.sparse import SparseState, natural_gradients
 from skgp.learning.sparse import defaults
 from skgp.learning.sparse.evidence import best_evidence, has_evidence
 from skgp.learning.sparse.objective import Objective, Problem, Settings
-from skgp.learning.sparse.start import (
-    broadened,
-    grown,
-    less_noise,
-    start_state,
-    with_floor,
-    with_noise_that_pays,
-)
+from skgp.learning.sparse.search import broadened, less_noise, with_floor, with_noise_that_pays
+from skgp.learning.sparse.start import grown, start_state
 from skgp.likelihoods import Bernoulli, Gaussian, Laplace, Poisson, StudentT
 from skgp.optim.stopping import StopRecorder
 from tests.reference import sparse as dense
