@@ -1,7 +1,7 @@
 r"""The interface of the regressors.
 
 A concrete regressor derives from `BaseGPRegressor`, or `StreamingGPRegressor` where it has a
-``partial_fit``; has an ``__init__`` that stores its parameters; and extends
+``partial_fit``; has an ``__init__`` that keeps its parameters (`keep_parameters`); and extends
 ``_parameter_constraints``. Let :math:`z = (y - \bar y) / s_y` be the standardised target, of which
 :math:`p(z \mid f)` is the likelihood; with Gaussian noise :math:`z = f(x) + \varepsilon`. The
 estimator provides

@@ -30,6 +30,7 @@ Auto = Literal["auto"]
 
 __all__ = [
     "Auto",
+    "DescribedEstimator",
     "Interval",
     "Option",
     "StrOptions",
