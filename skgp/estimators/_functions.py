@@ -11,6 +11,7 @@ from sklearn.utils import check_random_state
 from skgp.estimators._base import BaseGP, clip_variance, to_tensor
 from skgp.estimators._blocks import over_rows
 from skgp.estimators._fitting import within_limits
+from skgp.estimators._log_normal import log_normal_gradients
 from skgp.estimators._predictive import LikelihoodPredictive, covariance_root, of_targets, with_axes
 from skgp.estimators._validation import check_joint_memory, check_n_samples
 from skgp.estimators.defaults import GRAPH_COPIES
@@ -24,6 +25,8 @@ class LatentFunction(LikelihoodPredictive, BaseGP):
     """
 
     y_scale_: float  # or (t,) of several targets
+    #: Whether the model is of log y.
+    _of_log = False
 
     @over_rows
     @within_limits
@@ -38,7 +41,7 @@ class LatentFunction(LikelihoodPredictive, BaseGP):
         -------
         mean, var : ndarray of shape (n,) or (n, t)
             In the units of y, and in squared units of y. Of counts, f itself, on the scale of the
-            link: the logarithm of the rate with ``link="exp"``.
+            link: the logarithm of the rate with ``link="exp"``. Of log-normal y, in those of log y.
         """
         mean, var = self._latent_moments(self._validate_prediction(X))
         return self._to_y(mean), self.y_scale_**2 * var
@@ -161,8 +164,10 @@ class LatentFunction(LikelihoodPredictive, BaseGP):
             )
             d_mean, d_var = by_mean, by_var
         std, scale = self.y_scale_ * np.sqrt(var), with_axes(self.y_scale_, 1)
-        d_std = std_gradient(scale**2 * d_var, std)
-        return self._to_y(mean), std, scale * d_mean, d_std
+        mean, d_mean, d_var = self._to_y(mean), scale * d_mean, scale**2 * d_var
+        if self._of_log:
+            return log_normal_gradients(mean, std**2, d_mean, d_var)
+        return mean, std, d_mean, std_gradient(d_var, std)
 
 
 def check_gradients_asked(return_std: bool, return_cov: bool, return_std_grad: bool) -> None:

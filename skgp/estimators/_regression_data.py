@@ -14,7 +14,14 @@ from skgp.data import Data, n_observations
 from skgp.estimators._base import Backend, keep_weighted_rows, to_tensor
 from skgp.estimators._blocks import check_all_counts, checked_moments, some_of
 from skgp.estimators._functions import LatentFunction
-from skgp.estimators._predictive import is_constant, rounding_of, with_axes
+from skgp.estimators._log_normal import check_positive_targets, exponential, log_normal_std
+from skgp.estimators._predictive import (
+    exponential_covariance,
+    is_constant,
+    of_targets,
+    rounding_of,
+    with_axes,
+)
 from skgp.estimators._validation import check_counts, check_exposure, validate_training_data
 from skgp.estimators.defaults import UNLIKE_WEIGHTS
 from skgp.kernels.expression import split_noise
@@ -38,6 +45,8 @@ class RegressionData(LatentFunction):
     _counts = False
     #: Whether the likelihood adds noise to f: what it does not has no units to standardise.
     _is_additive = True
+    #: What to do about a y that has no logarithm.
+    _remedy_of_logs = ""
     #: Whether the likelihood has heavy tails: y is standardised in spite of outliers.
     _has_heavy_tails = False
 
@@ -141,9 +150,11 @@ class RegressionData(LatentFunction):
         return white is None or not white.hyperparameter_noise_level.fixed
 
     def _checked_target(self, y: np.ndarray) -> np.ndarray:
-        """Return y as contiguous float64; a ValueError names what should be a count and is not."""
+        """Return y as contiguous float64; a ValueError names what the likelihood cannot have."""
         if self._counts:
             check_counts(y)
+        if self._of_log:
+            check_positive_targets(y, self._remedy_of_logs)
         return np.ascontiguousarray(y, dtype=np.float64)
 
     def _target(self, y: np.ndarray, sample_weight: np.ndarray | None) -> np.ndarray:
@@ -151,12 +162,16 @@ class RegressionData(LatentFunction):
 
         Weights are capped. A constant y, up to rounding, is centred and not scaled.
         """
+        y = np.log(y) if self._of_log else y
         mean: Any = np.zeros(y.shape[1:])
         scale: Any = np.ones(y.shape[1:])
         constant, sample_weight = False, capped_weights(sample_weight)
         if self.normalize_y and self._is_additive:
             mean = np.average(y, axis=0, weights=sample_weight)
-            scale = np.sqrt(np.average((y - mean) ** 2, axis=0, weights=sample_weight))
+            # By a power of two, which rounds nothing: the squares of 1e-200 are 0.
+            unit = np.ldexp(1.0, np.frexp(np.abs(y - mean).max(axis=0))[1])
+            ratio = (y - mean) / unit
+            scale = unit * np.sqrt(np.average(ratio**2, axis=0, weights=sample_weight))
             constant = is_constant(scale, y)
             if self._has_heavy_tails and not constant:
                 weight = None if sample_weight is None else to_tensor(sample_weight)
@@ -164,7 +179,8 @@ class RegressionData(LatentFunction):
             scale = np.where(constant, 1.0, scale)
         several = y.ndim > 1
         self.y_mean_, self.y_scale_ = (mean, scale) if several else (float(mean), float(scale))
-        z = np.where(constant, 0.0, self._to_z(y))  # and not the rounding of their mean
+        z = (y - self.y_mean_) / self.y_scale_
+        z = np.where(constant, 0.0, z)  # and not the rounding of their mean
         if several:
             found = np.flatnonzero(~np.broadcast_to(constant, y.shape[1]))
             self._varying = found if len(found) else np.arange(y.shape[1])
@@ -172,15 +188,38 @@ class RegressionData(LatentFunction):
         return z
 
     def _to_z(self, y: Values) -> Values:
-        """Standardise targets with ``y_mean_`` and ``y_scale_``."""
-        return (y - self.y_mean_) / self.y_scale_
+        """Standardise targets, or their logarithms, with ``y_mean_`` and ``y_scale_``."""
+        logs: Any = np.log(y) if self._of_log else y
+        return (logs - self.y_mean_) / self.y_scale_
 
     def _to_y(self, z: Values) -> Values:
-        """Return standardised values, of any shape, in the units of y; (n, t, ...) of targets."""
+        """Return standardised values, of any shape, in the units of y; (n, t, ...) of targets.
+
+        Of log-normal y in those of log y.
+        """
         if not self._has_several:
             return self.y_mean_ + self.y_scale_ * z
         mean, scale = (with_axes(v, np.ndim(z) - 2) for v in (self.y_mean_, self.y_scale_))
         return mean + scale * z
+
+    def _observed(self, z: np.ndarray) -> np.ndarray:
+        """Return standardised observations, or quantiles of such, in the units of y."""
+        y = self._to_y(z)
+        return exponential(y) if self._of_log else y
+
+    def _observed_moments(self, mean: np.ndarray, var: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return mean (of log-normal y the median) and standard deviation of y, given those of z.
+
+        `var` is the variance of z.
+        """
+        std = self.y_scale_ * np.sqrt(var)
+        std = log_normal_std(self._to_y(mean), std**2) if self._of_log else std
+        return self._observed(mean), std
+
+    def _observed_covariance(self, mean: np.ndarray, covariance: np.ndarray) -> np.ndarray:
+        """Return the covariance of y, (n, n) or (n, n, t), given mean and covariance of z."""
+        covariance = of_targets(covariance, self.y_scale_**2)
+        return exponential_covariance(self._to_y(mean), covariance) if self._of_log else covariance
 
     def _by_target(self, mean: Any) -> Any:
         """Means (n, t) of all targets, given those of targets that vary; (n,) is that of one."""

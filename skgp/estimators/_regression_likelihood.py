@@ -84,7 +84,8 @@ class LikelihoodGPRegressor(BaseGPRegressor):
 
     @property
     def _is_gaussian(self) -> bool:
-        return self.likelihood == "gaussian" or getattr(self.likelihood, "is_gaussian", False)
+        gaussian = ("gaussian", "lognormal", "auto")  # the last two of `StateSpaceGPRegressor`
+        return self.likelihood in gaussian or getattr(self.likelihood, "is_gaussian", False)
 
     @property
     def _is_additive(self) -> bool:  # type: ignore[override]
@@ -138,7 +139,7 @@ class LikelihoodGPRegressor(BaseGPRegressor):
         if self.optimizer is not None and not white.hyperparameter_noise_level.fixed:
             low, high = map(float, np.ravel(white.noise_level_bounds))
             bounds = min(max(low, floor), high), high
-        if self.likelihood == "gaussian":
+        if self._is_gaussian:
             return Gaussian(level, bounds=bounds)
         free = self.degrees_of_freedom == "auto"
         return StudentT(
@@ -177,7 +178,7 @@ class LikelihoodGPRegressor(BaseGPRegressor):
             return
         level = float(parameters[0].exp())
         self.kernel_ = kernel + WhiteKernel(level, white.noise_level_bounds)
-        if self.likelihood == "gaussian":
+        if self._is_gaussian:
             self._noise_variance = level
             return
         self._likelihood = likelihood

@@ -12,7 +12,6 @@ from skgp.blocks import is_dask
 from skgp.estimators._blocks import in_memory, over_rows
 from skgp.estimators._fitting import within_limits
 from skgp.estimators._functions import check_gradients_asked
-from skgp.estimators._predictive import of_targets
 from skgp.estimators._regression_data import RegressionData
 from skgp.estimators._validation import check_joint_memory, check_n_samples, checked_levels, ends_of
 
@@ -90,16 +89,16 @@ class RegressionPredictions(RegressorMixin, RegressionData):
             mean, covariance = self._predictive_covariance(
                 *self._latent_mean_and_covariance(X), **offset
             )
-            return self._to_y(mean), of_targets(covariance, self.y_scale_**2)
+            return self._observed(mean), self._observed_covariance(mean, covariance)
         if return_mean_grad or return_std_grad:
             found = self._predictive_gradients(X, **offset)
             asked = True, return_std, return_mean_grad, return_std_grad
             return tuple(itertools.compress(found, asked))
         if self._predicts_latent and not return_std:
-            return self._to_y(self._by_chunks(self._latent_mean, X))
+            return self._observed(self._by_chunks(self._latent_mean, X))
         mean, var = self._predictive_moments(*self._latent_moments(X), **offset)
-        mean = self._to_y(mean)
-        return (mean, self.y_scale_ * np.sqrt(var)) if return_std else mean
+        mean, std = self._observed_moments(mean, var)
+        return (mean, std) if return_std else mean
 
     @over_rows
     @within_limits
@@ -129,7 +128,8 @@ class RegressionPredictions(RegressorMixin, RegressionData):
         """
         X = self._validate_prediction(X)
         levels = checked_levels(quantiles)
-        y = self._to_y(self._quantiles(X, np.atleast_1d(levels), **self._offset_at(exposure, X)))
+        z = self._quantiles(X, np.atleast_1d(levels), **self._offset_at(exposure, X))
+        y = self._observed(z)
         return y[..., 0] if levels.ndim == 0 else y
 
     def predict_interval(
@@ -188,7 +188,7 @@ class RegressionPredictions(RegressorMixin, RegressionData):
         check_n_samples(n_samples)
         X = self._validate_prediction(X)
         rng = check_random_state(random_state)
-        return self._to_y(
+        return self._observed(
             self._observation_samples(X, n_samples, rng, **self._offset_at(exposure, X))
         )
 
@@ -225,8 +225,10 @@ class RegressionPredictions(RegressorMixin, RegressionData):
             raise ValueError(
                 f"y must have the {len(self.y_scale_)} targets of the fit; got the shape {y.shape}."
             )
-        log_density = self._log_density(X, self._to_z(y), **self._offset_at(exposure, X))
-        return log_density - np.log(self.y_scale_)
+        some = np.maximum(y, np.finfo(np.float64).tiny) if self._of_log else y
+        log_density = self._log_density(X, self._to_z(some), **self._offset_at(exposure, X))
+        log_density = log_density - np.log(self.y_scale_)
+        return np.where(y > 0, log_density - np.log(some), -np.inf) if self._of_log else log_density
 
     def score(
         self,

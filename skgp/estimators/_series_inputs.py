@@ -11,10 +11,12 @@ import torch
 from numpy.typing import ArrayLike
 from scipy.sparse import issparse
 from sklearn.gaussian_process.kernels import Kernel
+from sklearn.utils import check_consistent_length
 from sklearn.utils.validation import check_array, check_X_y, validate_data
 
 from skgp.estimators._base import BaseGP
 from skgp.estimators._kernels import split_terms
+from skgp.estimators._parameters import take_rows
 from skgp.estimators._time import Times, absent, check_resolution, is_dates, table_columns
 from skgp.estimators._validation import listing, told_of_text
 from skgp.estimators.defaults import SMOOTH_COVARIATES, WIDE_PRIOR
@@ -227,6 +229,11 @@ class SeriesInputs(BaseGP):
             return self._table.place
         return 0 if self.n_features_in_ == 1 else None
 
+    @property
+    def _is_default(self) -> bool:
+        """Whether the structure of a series is left to the data."""
+        return self.kernel is None and self.n_inducing is None and self.trend is None
+
     def _process_columns(self, X: np.ndarray) -> np.ndarray:
         """Columns (n, c) of X (n, d) that processes run along: the times, or all."""
         return X if self._place is None else X[:, [self._place]]
@@ -351,3 +358,29 @@ def _check_numbers(X: Any) -> None:
     if len(shape) == 2 and shape[1] == 1 and not issparse(X):
         columns = table_columns(X)
         check_resolution(np.asarray(X)[:, 0] if columns is None else np.asarray(columns[0]))
+
+
+def observed_rows(
+    X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None, exposure: Any = None
+):
+    """Return the observations whose target is not NaN, and all where y is not a vector of numbers.
+
+    ValueError if there is no target but NaN.
+    """
+    try:
+        values = np.asarray(y)
+        missing = np.isnan(values if values.dtype.kind == "c" else values.astype(np.float64))
+    except (TypeError, ValueError):  # labels or worse: validation says what is wrong
+        return X, y, sample_weight, exposure
+    if missing.ndim != 1 or not missing.any():
+        return X, y, sample_weight, exposure
+    if missing.all():
+        raise ValueError(
+            f"y holds no number: all its {len(missing)} targets are missing (NaN). Give at least "
+            "one that was observed."
+        )
+    check_consistent_length(X, y, sample_weight)
+    rows = np.flatnonzero(~missing)
+    columns = (X, y, sample_weight, exposure if np.ndim(exposure) else None)
+    *taken, exposures = (take_rows(column, rows) for column in columns)
+    return *taken, exposure if exposures is None else exposures

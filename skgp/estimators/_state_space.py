@@ -10,7 +10,6 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike
 from sklearn.gaussian_process.kernels import Kernel, WhiteKernel
-from sklearn.utils import check_consistent_length
 from sklearn.utils.validation import check_is_fitted
 
 from skgp.blocks import MappedBlocks
@@ -20,9 +19,9 @@ from skgp.estimators._base_regressor import StreamingGPRegressor
 from skgp.estimators._blocks import over_rows
 from skgp.estimators._fitting import Callback, FitSession, within_limits
 from skgp.estimators._kernels import with_noise
-from skgp.estimators._parameters import take_rows, warn_at_bounds
-from skgp.estimators._regression_likelihood import LikelihoodGPRegressor
-from skgp.estimators._state_space_common import StateSpaceMixin
+from skgp.estimators._parameters import warn_at_bounds
+from skgp.estimators._series_inputs import observed_rows
+from skgp.estimators._series_scale import SeriesScale
 from skgp.estimators._state_space_states import Exact
 from skgp.estimators._time import framed
 from skgp.estimators.defaults import NOISE_BOUNDS, SERIES_NOISE
@@ -30,9 +29,10 @@ from skgp.inference.markov.inducing import GaussianSums
 from skgp.inference.markov.states import InducingState
 from skgp.kernels import split_noise
 from skgp.linalg.runtime import to_arrays
+from skgp.optim.stopping import StopRecorder
 
 
-class StateSpaceGPRegressor(StateSpaceMixin, LikelihoodGPRegressor, StreamingGPRegressor):
+class StateSpaceGPRegressor(SeriesScale, StreamingGPRegressor):
     r"""Gaussian process regression of time series and additive models, in O(n).
 
     On one column of X, a Gaussian process whose kernel is the covariance of a linear stochastic
@@ -98,20 +98,16 @@ class StateSpaceGPRegressor(StateSpaceMixin, LikelihoodGPRegressor, StreamingGPR
     kernel_ : Kernel
         With the hyper-parameters learned, noise included. Of several columns a sum of ActiveDims.
     log_marginal_likelihood_value_ : float
-        Of the standardised targets, in nats: exact with Gaussian noise, one column and no inducing
-        states, else a lower bound. ``partial_fit`` of one column leaves it that of the first call.
+        Of the standardised targets, or their logarithms, in nats: exact with Gaussian noise, one
+        column and no inducing states, else a lower bound. ``partial_fit`` of one column leaves it
+        that of the first call.
     {inducing_points_, time_origin_}
     intercept_ : float
-        What `predict_components` leaves of the mean of f, in the units of y.
+        What `predict_components` leaves of the mean of f, in the units of y, or of log y.
     {component_kernels_, covariate_kinds_, component_columns_, component_names_}
-    noise_variance_ : float
-        In squared units of y; none for counts. Of few observations the mean over its posterior.
-    {likelihood_scale_, degrees_of_freedom_}
+    {likelihood_, noise_variance_, likelihood_scale_, degrees_of_freedom_}
     n_iter_ : int
-    {history_, interrupted_, n_features_in_, feature_names_in_}
-    y_mean_, y_scale_ : float
-        Mean and standard deviation of the targets, for Student-t noise of those that are no gross
-        outliers.
+    {history_, interrupted_, n_features_in_, feature_names_in_, y_mean_}
 
     See Also
     --------
@@ -124,6 +120,12 @@ class StateSpaceGPRegressor(StateSpaceMixin, LikelihoodGPRegressor, StreamingGPR
     in the unit of the kernel, or dates (datetime64 of any resolution, time stamps or periods of
     pandas or polars, in a data frame or alone), which become days since `time_origin_`, exactly;
     those with a time zone are instants in UTC, and a period is its first moment.
+
+    Of "lognormal" the latent function, its components, `intercept_` and `noise_variance_` are of
+    log y: the exponential of a component is a factor of y. `predict` is the median, as that of a
+    model of log y in `sklearn.compose.TransformedTargetRegressor`. The mean is
+    ``np.exp(f + (var + model.noise_variance_) / 2)`` of ``f, var = latent_mean_and_variance(X)``:
+    of wide forecasts, far above most of what may come. Later y must be positive.
 
     Covariates take part in the prediction at the values that X has for them, beyond the values seen
     as straight lines; a level that is new has the effect of a level drawn from their distribution.
@@ -162,11 +164,6 @@ class StateSpaceGPRegressor(StateSpaceMixin, LikelihoodGPRegressor, StreamingGPR
     True
     """
 
-    _parameter_constraints: dict = {
-        **LikelihoodGPRegressor._parameter_constraints,
-        **StateSpaceMixin._state_space_constraints,
-    }
-
     def __init__(
         self,
         kernel=None,
@@ -178,7 +175,7 @@ class StateSpaceGPRegressor(StateSpaceMixin, LikelihoodGPRegressor, StreamingGPR
         inducing="fixed",
         batch_size=None,
         posterior="auto",
-        likelihood="gaussian",
+        likelihood="auto",
         link="exp",
         degrees_of_freedom="auto",
         optimizer="auto",
@@ -223,12 +220,14 @@ class StateSpaceGPRegressor(StateSpaceMixin, LikelihoodGPRegressor, StreamingGPR
 
     @property
     def intercept_(self) -> float:
-        """What the components leave of the mean of f, in the units of y."""
+        """What the components leave of the mean of f, in the units of y, or of log y."""
         return float(self._to_y(self._states[0].offset))
 
     # ---- training ------------------------------------------------------------------------
 
     def _training_data(self, X, y, sample_weight=None, exposure=None, **how):
+        if how.get("reset", True):
+            self._of_log = self.likelihood == "lognormal"
         X, y, sample_weight, exposure = observed_rows(X, y, sample_weight, exposure)
         return super()._training_data(X, y, sample_weight, exposure, **how)
 
@@ -244,19 +243,26 @@ class StateSpaceGPRegressor(StateSpaceMixin, LikelihoodGPRegressor, StreamingGPR
         given, white = self._split_kernel(self._process_columns(data.X.numpy()))
         offset = self._offset(float(data.weighted_sum(data.y)), data.exposure)
         likelihood = self._make_likelihood(white)
-        with session.stage("solve") as callback:
-            kernel, parameters = self._fit_states(
-                data, given, likelihood, [offset], backend, callback, stream=stream
-            )
+        with session.stage("solve") as report:
+            callback = StopRecorder(report)
+
+            def fit(model: SeriesScale, data: Data) -> tuple[Kernel, torch.Tensor]:
+                place = given, likelihood, [offset], backend, callback
+                return model._fit_states(data, *place, stream=stream)
+
+            kernel, parameters = fit(self, data)
             if blocks is not None:
-                self._sum_over(blocks, float(parameters[0].exp()), callback)
+                self._sum_over(blocks, float(parameters[0].exp()), report)
+            elif self._chooses_scale and not (stream or callback.stopped):
+                found = kernel, parameters
+                kernel, parameters = self._on_better_scale(data, likelihood, found, fit)
         self._describe(kernel, parameters, white)
         if self._learns:
             warn_at_bounds(self.kernel_, self.kernel)
 
     def _takes_blocks(self, n_columns: int) -> bool:
         sums = self.n_inducing is not None and n_columns == 1 and not self.warm_start
-        return sums and self.likelihood == "gaussian"
+        return sums and self.likelihood in ("auto", "gaussian")
 
     def _learn_blocks(self, blocks: MappedBlocks, session: FitSession, backend: Backend) -> None:
         self._table = None  # blocks hold numbers
@@ -307,7 +313,8 @@ class StateSpaceGPRegressor(StateSpaceMixin, LikelihoodGPRegressor, StreamingGPR
         Returns
         -------
         mean : ndarray of shape (n,)
-            With Student-t noise of one degree of freedom or fewer, which has none, the median.
+            With Student-t noise of one degree of freedom or fewer, which has none, the median; of
+            "lognormal" the median, too.
         std : ndarray of shape (n,)
             Only when ``return_std`` is True. Infinite where noise has no variance.
         covariance : ndarray of shape (n, n)
@@ -347,14 +354,14 @@ class StateSpaceGPRegressor(StateSpaceMixin, LikelihoodGPRegressor, StreamingGPR
         rows = self._inputs(self._validate_prediction(X))
         state = cast(Exact, self._states[0])
         mean, var = self._predictive_moments(*to_arrays(*state.past_moments(rows)))
-        return self._to_y(mean), self.y_scale_ * np.sqrt(var)
+        return self._observed_moments(mean, var)
 
-    predict_interval = framed("lower", "upper")(LikelihoodGPRegressor.predict_interval)
+    predict_interval = framed("lower", "upper")(SeriesScale.predict_interval)
     predict_quantiles = framed(
         "quantile", columns=lambda self, arguments: np.ravel(arguments["quantiles"]).tolist()
-    )(LikelihoodGPRegressor.predict_quantiles)
+    )(SeriesScale.predict_quantiles)
     predict_components = framed("component", columns=lambda self, _: self.component_names_)(
-        StateSpaceMixin.predict_components
+        SeriesScale.predict_components
     )
 
     @property
@@ -372,29 +379,3 @@ class StateSpaceGPRegressor(StateSpaceMixin, LikelihoodGPRegressor, StreamingGPR
         x, seed = self._inputs(X), int(rng.randint(2**31 - 1))
         generator = torch.Generator(x.device).manual_seed(seed)
         return self._states[0].samples(x, n_samples, generator).cpu().numpy()
-
-
-def observed_rows(
-    X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None, exposure: Any = None
-):
-    """Return the observations whose target is not NaN, and all where y is not a vector of numbers.
-
-    ValueError if there is no target but NaN.
-    """
-    try:
-        values = np.asarray(y)
-        missing = np.isnan(values if values.dtype.kind == "c" else values.astype(np.float64))
-    except (TypeError, ValueError):  # labels or worse: validation says what is wrong
-        return X, y, sample_weight, exposure
-    if missing.ndim != 1 or not missing.any():
-        return X, y, sample_weight, exposure
-    if missing.all():
-        raise ValueError(
-            f"y holds no number: all its {len(missing)} targets are missing (NaN). Give at least "
-            "one that was observed."
-        )
-    check_consistent_length(X, y, sample_weight)
-    rows = np.flatnonzero(~missing)
-    columns = (X, y, sample_weight, exposure if np.ndim(exposure) else None)
-    *taken, exposures = (take_rows(column, rows) for column in columns)
-    return *taken, exposure if exposures is None else exposures

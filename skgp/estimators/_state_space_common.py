@@ -157,7 +157,8 @@ class StateSpaceMixin(IndexedOutput, SeriesInputs):
         Returns
         -------
         mean : ndarray of shape (n, p), or (n, p, n_classes) beyond two classes
-            In the units of y; of counts and classes on the scale of the link.
+            In the units of y; of counts and classes on the scale of the link; of log-normal y in
+            those of log y, where exponentials are factors.
         std : ndarray of the same shape
             Only when ``return_std`` is True.
         """
@@ -259,8 +260,7 @@ class StateSpaceMixin(IndexedOutput, SeriesInputs):
         found: dict[str, Any] = {"n_inducing": self.n_inducing, "learn": self._learns}
         found["learn_inducing"] = self.inducing == "learned"
         # Not of a stream, whose rows may come from before the origin of a trend.
-        default = self.kernel is None and self.n_inducing is None and self.trend is None
-        found["structured"] = default and not stream
+        found["structured"] = self._is_default and not stream
         if self.batch_size is not None:
             found["minibatches"] = self.batch_size, backend.generator()
         return found

@@ -13,7 +13,7 @@ from sklearn.utils.class_weight import compute_class_weight
 
 from skgp.blocks import is_dask
 from skgp.estimators._time import is_dates, refuse_dates, table_columns
-from skgp.estimators.defaults import JOINT_MATRICES, LARGEST_INPUT, LEAST_BASE_RATE
+from skgp.estimators.defaults import JOINT_MATRICES, LARGEST_INPUT, LARGEST_TARGET, LEAST_BASE_RATE
 from skgp.kernels.scales import capped_weights
 from skgp.learning.calibration import class_codes
 from skgp.linalg.runtime import memory_budget, require_memory
@@ -47,7 +47,7 @@ def validate_training_data(
     estimator takes one alone, such as " with solver='sgd'", or nothing if everywhere.
 
     ValueError as it raises, with a remedy where y holds several targets; where the targets of a
-    regression are dates; and for an input too large to be squared, naming value, row and column.
+    regression are dates; and for an input or target too large to be squared, naming value and row.
     """
     numeric, name = bool(params.get("y_numeric")), type(estimator).__name__
     if numeric:
@@ -65,6 +65,7 @@ def validate_training_data(
             f"fits one model each{shared}."
         ) from error
     targets = targets[:, 0] if targets.ndim == 2 and targets.shape[1] == 1 else targets
+    targets = _refuse_large(targets) if numeric else targets
     return _refuse_large(inputs, getattr(estimator, "dtype", "float64")), targets
 
 
@@ -264,16 +265,18 @@ def check_exposure(exposure, n_rows: int, owner: object) -> np.ndarray | None:
     return np.log(values)
 
 
-def _refuse_large(X: np.ndarray, dtype: str) -> np.ndarray:
-    limit = LARGEST_INPUT[dtype]
-    if X.size and max(X.max(), -X.min()) > limit:
-        row, column = np.unravel_index(np.abs(X).argmax(), X.shape)
+def _refuse_large(values: np.ndarray, dtype: str | None = None) -> np.ndarray:
+    """Refuse inputs of a fit of that dtype, or targets, that are too large to be squared."""
+    limit = LARGEST_TARGET if dtype is None else LARGEST_INPUT[dtype]
+    if values.size and max(values.max(), -values.min()) > limit:
+        place = np.unravel_index(np.abs(values).argmax(), values.shape)
+        name = "y" if dtype is None else f"X of dtype={dtype!r}"
+        column = "" if dtype is None else f", column {place[1]}"
         raise ValueError(
-            f"X must lie between -{limit:g} and {limit:g} for dtype={dtype!r}; got "
-            f"{X[row, column]:g} in row {row}, column {column}. Drop the row, or give the column "
-            "other units."
+            f"{name} must lie between -{limit:g} and {limit:g}; got {values[place]:g} in row "
+            f"{place[0]}{column}. Drop the row, or take other units."
         )
-    return X
+    return values
 
 
 def natural_dtype(y: np.ndarray) -> np.ndarray:

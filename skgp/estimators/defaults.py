@@ -45,6 +45,8 @@ SECONDS_A_LINE = 10.0
 
 #: Largest magnitude of an input, by the dtype of a fit: squares of distances stay finite.
 LARGEST_INPUT = {"float64": 1e100, "float32": 1e15}
+#: The same of a target: variances stay finite.
+LARGEST_TARGET = 1e150
 #: What stands for log(0), so that classes that are all impossible come out equal and not NaN.
 LOG_ZERO = -1e300
 #: Logarithm of the greatest moment of e^f; `Poisson` bounds its own alike.
@@ -144,6 +146,11 @@ FEW_LABEL_SCALE_STD = 2.0
 
 #: Noise of a standardised target to start with.
 SERIES_NOISE = 0.1
+#: Whether log y is modelled, by the evidence: times from which on, ratios of the greatest to the
+#: least y (below, logarithms change nothing; beyond, y is rounded), and nats that they must gain.
+#: Of 96 forecasts of statsmodels' series 44 gain, .13 in the median NLPD, and 95% intervals cover
+#: .95 in place of .88; of 96 generated additive series none is mistaken.
+LOG_LEAST_ROWS, LOG_RATIOS, LOG_NATS = 20, (1.5, 1e12), 3.0
 #: Variance of a latent function to start with, in units of the link: probabilities of .1 to .9.
 SERIES_LINK_VARIANCE = 4.0
 #: A default length scale in units of the range of the times, and its bounds.

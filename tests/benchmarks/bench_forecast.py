@@ -18,11 +18,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from scipy import stats
 
 from skgp import StateSpaceGPRegressor
 
 pytestmark = pytest.mark.benchmark
-N_ORIGINS, Z = 10, 1.959964
+N_ORIGINS = 10
 
 
 def hourly(n=24 * 7 * 8):
@@ -69,6 +70,14 @@ def stationary(n=160):
     return np.arange(n, dtype=float), f + 0.3 * rng.standard_normal(n), 4
 
 
+def passengers(n=160):
+    """Growth by a factor, with a season and noise that are shares of the level."""
+    rng, t = np.random.default_rng(6), np.arange(n, dtype=float)
+    season = 0.2 * np.sin(2 * np.pi * t / 12) + 0.1 * np.cos(np.pi * t / 3)
+    growth = 0.01 * t + np.cumsum(0.02 * rng.standard_normal(n))
+    return t, 100 * np.exp(growth + season + 0.05 * rng.standard_normal(n)), 12
+
+
 def stored(name, period):
     path = Path(os.environ.get("SKGP_DATA", "data")) / f"{name}.npz"
     if not path.exists():
@@ -88,12 +97,24 @@ SERIES = {
     "logistic": logistic,
     "monthly": monthly,
     "stationary": stationary,
+    "passengers": passengers,
 }
 
 
 def ours(x, y, new, period):
-    model = StateSpaceGPRegressor().fit(x[:, None], y)
-    return model.predict(new[:, None], return_std=True)
+    return law_of(StateSpaceGPRegressor(), x, y, new)
+
+
+def of_y(x, y, new, period):
+    """Never of log y."""
+    return law_of(StateSpaceGPRegressor(likelihood="gaussian"), x, y, new)
+
+
+def law_of(model, x, y, new):
+    mean, var = model.fit(x[:, None], y).latent_mean_and_variance(new[:, None])
+    std = np.sqrt(var + model.noise_variance_)
+    of_log = model.likelihood_ == "lognormal"
+    return stats.lognorm(std, scale=np.exp(mean)) if of_log else stats.norm(mean, std)
 
 
 def naive(x, y, new, period):
@@ -106,7 +127,8 @@ def naive(x, y, new, period):
     seasons = (steps + lag - 1) // lag
     place = len(y) - 1 + steps - seasons * lag
     spread = np.maximum(change.std(), 1e-9)
-    return y[place.clip(0, len(y) - 1)] + seasons * drift, spread * np.sqrt(seasons)
+    mean = y[place.clip(0, len(y) - 1)] + seasons * drift
+    return stats.norm(mean, spread * np.sqrt(seasons))
 
 
 def unobserved_components(x, y, new, period):
@@ -127,16 +149,16 @@ def unobserved_components(x, y, new, period):
     ahead = np.round((new - x[-1]) / step).astype(int)
     forecast = fit.get_forecast(int(ahead.max()))
     mean, std = np.asarray(forecast.predicted_mean), np.asarray(forecast.se_mean)
-    return mean[ahead - 1], std[ahead - 1]
+    return stats.norm(mean[ahead - 1], std[ahead - 1])
 
 
-METHODS = {"ours": ours, "naive": naive, "components": unobserved_components}
+METHODS = {"ours": ours, "of y": of_y, "naive": naive, "components": unobserved_components}
 
 
-def scores(mean, std, y):
-    z = (y - mean) / std
-    nlpd = 0.5 * np.mean(z**2 + np.log(2 * np.pi * std**2))
-    return np.sqrt(np.mean((y - mean) ** 2)), np.mean(np.abs(z) < Z), nlpd
+def scores(law, y):
+    lower, upper = law.interval(0.95)
+    inside = (lower < y) & (y < upper)
+    return np.sqrt(np.mean((y - law.median()) ** 2)), inside.mean(), -law.logpdf(y).mean()
 
 
 def splits(x, kind):
@@ -163,8 +185,8 @@ def table(name, kinds, methods=tuple(METHODS)):
             for first, last in splits(x, kind):
                 with warnings.catch_warnings():
                     warnings.simplefilter("ignore")
-                    moments = METHODS[method](x[:first], y[:first], x[first:last], period)
-                rows.append(scores(*moments, y[first:last]))
+                    law = METHODS[method](x[:first], y[:first], x[first:last], period)
+                rows.append(scores(law, y[first:last]))
             rmse, coverage, nlpd = np.mean(rows, 0)
             seconds = (time.process_time() - start) / len(rows)
             print(

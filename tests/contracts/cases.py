@@ -181,6 +181,10 @@ class Case:
     def counts(self):
         return dict(self.params).get("likelihood") == "poisson"
 
+    @property
+    def of_log(self):
+        return dict(self.params).get("likelihood") == "lognormal"
+
     def make(self, **params):
         """Return the unfitted estimator."""
         estimator = getattr(skgp, self.estimator)()
@@ -233,6 +237,8 @@ class Case:
     def _numbers(self, f, rng):
         if self.counts:
             return rng.poisson(np.exp(np.clip(f, -3, 3))).astype(float)
+        if self.of_log:
+            return np.exp(f)
         match self.target:
             case "constant":
                 return np.full(self.n, 3.7)

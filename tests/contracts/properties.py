@@ -208,9 +208,10 @@ def company_scale(case, estimator, near, alone):
     # Singular up to rounding, it says nothing of where in the span of y a prediction is.
     loss += 1e7 * rounding if case.n * rounding < 0.1 else np.inf
     std = np.sqrt(var) + 1e-300
-    # Of a rate exp f the relative error is the error of f.
-    rates = {n: 1 + np.abs(alone[n]) for n in ("mean", "std", "quantiles") if case.counts}
-    rates |= {"mean beside std": rates["mean"]} if case.counts else {}
+    # Of an exponential of f the relative error is the error of f.
+    grows = case.counts or case.of_log
+    rates = {n: 1 + np.abs(alone[n]) for n in ("mean", "std", "quantiles") if grows}
+    rates |= {"mean beside std": rates["mean"]} if grows else {}
     size = {
         "latent variance": var,
         "probability": 1.0,

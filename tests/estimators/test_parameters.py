@@ -100,8 +100,8 @@ REFUSED = [
     ),
     (StateSpaceGPRegressor, {"kernel": Matern(nu=0.7)}, "nu=0.7.*0.5, 1.5, 2.5"),
     (StateSpaceGPRegressor, {"dtype": "float32"}, 'is not for state-space.*Use dtype="float64"'),
-    (StateSpaceGPRegressor, {"link": "softplus"}, "link='softplus' is that of.*'gaussian'.*Leave"),
-    (StateSpaceGPRegressor, {"degrees_of_freedom": 3.0}, "=3.0 are those of.*'gaussian'"),
+    (StateSpaceGPRegressor, {"link": "softplus"}, "link='softplus' is that of.*'auto'.*Leave"),
+    (StateSpaceGPRegressor, {"degrees_of_freedom": 3.0}, "=3.0 are those of.*'auto'"),
 ]
 
 

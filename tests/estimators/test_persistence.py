@@ -37,6 +37,7 @@ STATES = [
     (SWSGPRegressor, {"likelihood": "student_t"}),
     (StateSpaceGPRegressor, {"likelihood": "student_t"}),
     (StateSpaceGPRegressor, {"n_inducing": 5}),
+    (StateSpaceGPRegressor, {"likelihood": "lognormal"}),
     (VecchiaGPRegressor, {"likelihood": "student_t"}),
     (VecchiaGPRegressor, {"likelihood": "poisson"}),
     (QSGPRegressor, {"likelihood": "laplace"}),
@@ -51,6 +52,8 @@ STATES = [
 
 def target(make, params, n=30, seed=0):
     X, y = rows(make, n, seed=seed)
+    if params.get("likelihood") == "lognormal":
+        return X, np.exp(y)
     return X, np.rint(3 * abs(y)) if params.get("likelihood") == "poisson" else y
 
 

@@ -1,5 +1,6 @@
 """The search for the hyper-parameters of a series with a kernel chosen, and what follows it."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -20,11 +21,12 @@ from skgp.learning.markov.objectives import (
 )
 from skgp.learning.markov.refinement import with_fine_form
 from skgp.learning.markov.regression import TermComponent, left_by_terms, with_terms
-from skgp.learning.markov.scoring import settle
+from skgp.learning.markov.scoring import settle, short_climb
 from skgp.learning.markov.search import Search, maximise
 from skgp.learning.markov.starts import likeliest_starts
 from skgp.learning.markov.structure import Structure
 from skgp.likelihoods import Likelihood
+from skgp.linalg import NotPositiveDefiniteError
 
 
 @dataclass
@@ -47,6 +49,18 @@ class Problem:
         if likelihood.is_gaussian and not sparse:
             return SharedEvidence([GaussianEvidence(series) for series in processes])
         return SharedEvidence([VariationalEvidence(s, likelihood, offset) for s, offset in pairs])
+
+
+def evidence_near(problem: Problem, kernel: Any, parameters: Tensor) -> float:
+    """Log evidence where a short search from there ends; minus infinity where there is none.
+
+    Of one latent process with Gaussian noise, terms as they are.
+    """
+    try:
+        part = Component.of(kernel)
+        return short_climb(part, problem.evidence(), problem.likelihood, parameters).value
+    except NotPositiveDefiniteError:
+        return -math.inf
 
 
 @dataclass
