@@ -1,5 +1,7 @@
 """Predictions of the latent function f: moments, joint draws, and gradients in X."""
 
+from __future__ import annotations
+
 from abc import abstractmethod
 from typing import Any
 
@@ -11,8 +13,13 @@ from sklearn.utils import check_random_state
 from skgp.estimators._base import BaseGP, clip_variance, to_tensor
 from skgp.estimators._blocks import over_rows
 from skgp.estimators._fitting import within_limits
-from skgp.estimators._log_normal import log_normal_gradients
-from skgp.estimators._predictive import LikelihoodPredictive, covariance_root, of_targets, with_axes
+from skgp.estimators._predictive import (
+    LikelihoodPredictive,
+    covariance_root,
+    log_normal_gradients,
+    of_targets,
+    with_axes,
+)
 from skgp.estimators._validation import check_joint_memory, check_n_samples
 from skgp.estimators.defaults import GRAPH_COPIES
 from skgp.linalg.runtime import to_arrays

@@ -5,6 +5,8 @@ validate parameters as it does. They are imported in this one place: a new sciki
 checked here first.
 """
 
+from __future__ import annotations
+
 import importlib
 import inspect
 import pkgutil

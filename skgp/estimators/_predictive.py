@@ -1,5 +1,7 @@
 """The distribution of a new observation given that of f, on NumPy arrays, and its score."""
 
+from __future__ import annotations
+
 import functools
 from collections.abc import Callable
 from typing import Any, cast
@@ -252,6 +254,48 @@ def _by_blocks(block: Callable[[slice], np.ndarray], n: int) -> np.ndarray:
     for rows in gen_batches(n, max(1, defaults.COVARIANCE_ELEMENTS // n)):
         out[rows] = block(rows)
     return out
+
+
+# ---- log-normal y: of mean m and variance v of log y the median is e^m, the mean e^(m + v / 2) and
+# the standard deviation e^(m + v) (1 - e^-v)^(1/2)
+
+
+def exponential(x: np.ndarray) -> np.ndarray:
+    """Exponentials of 1e277 at most: of forecasts so far ahead that they are no numbers."""
+    return np.exp(np.minimum(x, defaults.MAX_EXPONENT))
+
+
+def log_normal_std(mean: np.ndarray, var: np.ndarray) -> np.ndarray:
+    """Standard deviations of y given mean and variance of log y."""
+    with np.errstate(divide="ignore"):  # log(0) where log y does not vary
+        return exponential(mean + var + 0.5 * np.log(-np.expm1(-var)))
+
+
+def log_normal_gradients(
+    mean: np.ndarray, var: np.ndarray, d_mean: np.ndarray, d_var: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Median and standard deviation of y, and their gradients (n, d), given those of log y."""
+    median, std = exponential(mean), log_normal_std(mean, var)
+    # d log std / dv = 1 + 1 / (2 (e^v - 1))
+    rate = np.divide(
+        0.5, np.expm1(np.minimum(var, defaults.MAX_EXPONENT)), where=var > 0, out=0 * var
+    )
+    d_std = std[..., None] * (d_mean + (1 + rate[..., None]) * d_var)
+    return median, std, median[..., None] * d_mean, d_std
+
+
+def check_positive_targets(y: np.ndarray, remedy: str) -> None:
+    """Refuse targets that have no logarithm: a ValueError names the first, its row, the remedy."""
+    bad = y <= 0
+    if bad.any():
+        row = int(bad.argmax())
+        raise ValueError(
+            f"y must be positive where log y is modelled; got {y[row].item()!r} in row {row} "
+            f"({bad.sum()} of {len(y)} rows are not positive). {remedy}"
+        )
+
+
+# ---- targets and draws
 
 
 def is_constant(scale: Any, y: np.ndarray) -> Any:

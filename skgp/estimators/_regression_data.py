@@ -1,5 +1,7 @@
 """Observations of a regressor: validated, weighted, and standardised target by target."""
 
+from __future__ import annotations
+
 from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
@@ -14,10 +16,12 @@ from skgp.data import Data, n_observations
 from skgp.estimators._base import Backend, keep_weighted_rows, to_tensor
 from skgp.estimators._blocks import check_all_counts, checked_moments, some_of
 from skgp.estimators._functions import LatentFunction
-from skgp.estimators._log_normal import check_positive_targets, exponential, log_normal_std
 from skgp.estimators._predictive import (
+    check_positive_targets,
+    exponential,
     exponential_covariance,
     is_constant,
+    log_normal_std,
     of_targets,
     rounding_of,
     with_axes,
