@@ -129,8 +129,7 @@ class AdditiveEffectsDisplay:
         shown = _shown(features, columns, names, len(values))
         grids = [_grid(column, grid_resolution) for column in values]
         # A component sees its own column, so that one call serves all columns side by side.
-        longest = max(map(len, grids))
-        rows = [np.pad(x, (0, longest - len(x)), "edge") for x in grids]
+        rows = [np.pad(x, (0, max(map(len, grids)) - len(x)), "edge") for x in grids]
         found = [
             np.asarray(part)
             for part in estimator.predict_components(table_like(X, rows), return_std=True)

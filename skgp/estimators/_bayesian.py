@@ -1,5 +1,7 @@
 """GPs averaged over their hyper-parameters: the estimator of :mod:`skgp.models.bayesian`."""
 
+from __future__ import annotations
+
 import copy
 from numbers import Integral, Real
 
@@ -7,10 +9,14 @@ import numpy as np
 from sklearn.utils.validation import check_is_fitted
 
 from skgp.estimators._base_regressor import BaseGPRegressor
-from skgp.estimators._bayesian_fitting import BayesianFitting
+from skgp.estimators._bayesian_fitting import (
+    BayesianFitting,
+    PosteriorSummary,
+    inference_data,
+    summarise,
+)
 from skgp.estimators._fitting import within_limits
 from skgp.estimators._parameters import Interval, StrOptions, keep_parameters, options
-from skgp.estimators._posterior_summary import PosteriorSummary, inference_data, summarise
 from skgp.inference.gp_mixture import mixture_log_density, mixture_quantiles
 
 

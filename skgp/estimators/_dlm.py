@@ -1,16 +1,17 @@
 """Sparse GP regression trained on the loss that it is judged by (:mod:`skgp.models.dlm`)."""
 
+from __future__ import annotations
+
 from dataclasses import replace
 
 import numpy as np
 
 from skgp.data import Data
 from skgp.estimators._base import Backend, arrays, merged, to_tensor
-from skgp.estimators._base_regressor import StreamingGPRegressor
+from skgp.estimators._base_regressor import LikelihoodGPRegressor, StreamingGPRegressor
 from skgp.estimators._dlm_common import SparseGPMixin
 from skgp.estimators._fitting import FitSession
 from skgp.estimators._parameters import StrOptions, keep_parameters, warn_at_bounds
-from skgp.estimators._regression_likelihood import LikelihoodGPRegressor
 from skgp.kernels.expression import split_noise
 from skgp.learning.sparse import defaults
 from skgp.learning.sparse.objective import STOCHASTIC_GRADIENTS

@@ -1,5 +1,7 @@
 """Sparse GP classifiers trained on the log-loss (:mod:`skgp.models.dlm`)."""
 
+from __future__ import annotations
+
 import torch
 
 from skgp.data import Data

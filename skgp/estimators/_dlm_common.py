@@ -30,9 +30,9 @@ from skgp.learning.sparse.objective import (
     Settings,
     update,
 )
-from skgp.learning.sparse.start import has_outliers, is_conjugate
+from skgp.learning.sparse.start import has_outliers, is_conjugate, require_room
 from skgp.likelihoods import Likelihood
-from skgp.models.dlm import SparseFit, fit_beta_path, fit_sparse, require_room
+from skgp.models.dlm import SparseFit, fit_beta_path, fit_sparse
 from skgp.optim.stopping import StopRecorder
 
 

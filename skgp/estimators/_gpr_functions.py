@@ -1,5 +1,7 @@
 """The latent function of `GaussianProcessRegressor`, and gradients of its predictions in X."""
 
+from __future__ import annotations
+
 from typing import Any
 
 import numpy as np

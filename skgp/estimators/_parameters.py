@@ -5,6 +5,8 @@ validate parameters as it does. They are imported in this one place: a new sciki
 checked here first.
 """
 
+from __future__ import annotations
+
 import importlib
 import inspect
 import pkgutil
@@ -30,6 +32,7 @@ Auto = Literal["auto"]
 
 __all__ = [
     "Auto",
+    "DescribedEstimator",
     "Interval",
     "Option",
     "StrOptions",

@@ -1,5 +1,7 @@
 """Quadruply stochastic Gaussian processes: the estimator of :mod:`skgp.models.qsgp`."""
 
+from __future__ import annotations
+
 from numbers import Real
 
 from skgp.estimators._parameters import Interval, StrOptions, keep_parameters, options

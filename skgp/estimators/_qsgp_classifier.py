@@ -1,5 +1,7 @@
 """Quadruply stochastic GP classification: the estimator of :mod:`skgp.models.qsgp`."""
 
+from __future__ import annotations
+
 from skgp.estimators._base_classifier import StreamingGPClassifier
 from skgp.estimators._parameters import StrOptions, keep_parameters, options
 from skgp.estimators._qsgp_classifier_fitting import QSGPClassifierFitting

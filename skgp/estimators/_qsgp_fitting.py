@@ -3,6 +3,8 @@
 And what `QSGPClassifier` shares with it: parameters, fitted state and warm starts.
 """
 
+from __future__ import annotations
+
 from dataclasses import replace
 from numbers import Integral, Real
 from typing import Any, cast

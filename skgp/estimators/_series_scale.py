@@ -17,8 +17,8 @@ from sklearn.gaussian_process.kernels import Kernel
 
 from skgp.data import Data
 from skgp.estimators._base import to_tensor
+from skgp.estimators._base_regressor import LikelihoodGPRegressor
 from skgp.estimators._parameters import StrOptions
-from skgp.estimators._regression_likelihood import LikelihoodGPRegressor
 from skgp.estimators._state_space_common import StateSpaceMixin
 from skgp.estimators._state_space_states import kernel_of, series_of
 from skgp.estimators.defaults import LOG_LEAST_ROWS, LOG_NATS, LOG_RATIOS

@@ -19,7 +19,7 @@ from skgp.estimators._base_regressor import StreamingGPRegressor
 from skgp.estimators._blocks import over_rows
 from skgp.estimators._fitting import Callback, FitSession, within_limits
 from skgp.estimators._kernels import with_noise
-from skgp.estimators._parameters import warn_at_bounds
+from skgp.estimators._parameters import keep_parameters, warn_at_bounds
 from skgp.estimators._series_inputs import observed_rows
 from skgp.estimators._series_scale import SeriesScale
 from skgp.estimators._state_space_states import Exact
@@ -191,28 +191,7 @@ class StateSpaceGPRegressor(SeriesScale, StreamingGPRegressor):
         memory_budget=None,
         verbose=0,
     ):
-        self.kernel = kernel
-        self.time = time
-        self.covariates = covariates
-        self.trend = trend
-        self.n_inducing = n_inducing
-        self.inducing = inducing
-        self.batch_size = batch_size
-        self.posterior = posterior
-        self.likelihood = likelihood
-        self.link = link
-        self.degrees_of_freedom = degrees_of_freedom
-        self.optimizer = optimizer
-        self.normalize_y = normalize_y
-        self.max_iter = max_iter
-        self.tol = tol
-        self.warm_start = warm_start
-        self.random_state = random_state
-        self.device = device
-        self.dtype = dtype
-        self.n_jobs = n_jobs
-        self.memory_budget = memory_budget
-        self.verbose = verbose
+        keep_parameters(self, locals())
 
     @property
     def log_marginal_likelihood_value_(self) -> float:

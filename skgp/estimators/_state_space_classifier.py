@@ -11,7 +11,7 @@ from skgp.data import Data
 from skgp.estimators._base import Backend, arrays, to_tensor
 from skgp.estimators._base_classifier import StreamingGPClassifier
 from skgp.estimators._fitting import FitSession
-from skgp.estimators._parameters import StrOptions, warn_at_bounds
+from skgp.estimators._parameters import StrOptions, keep_parameters, warn_at_bounds
 from skgp.estimators._state_space_common import StateSpaceMixin
 from skgp.estimators._time import framed
 from skgp.estimators._validation import base_rate_offset
@@ -155,26 +155,7 @@ class StateSpaceGPClassifier(StateSpaceMixin, StreamingGPClassifier):
         memory_budget=None,
         verbose=0,
     ):
-        self.kernel = kernel
-        self.time = time
-        self.covariates = covariates
-        self.trend = trend
-        self.n_inducing = n_inducing
-        self.inducing = inducing
-        self.batch_size = batch_size
-        self.posterior = posterior
-        self.likelihood = likelihood
-        self.class_weight = class_weight
-        self.optimizer = optimizer
-        self.max_iter = max_iter
-        self.tol = tol
-        self.warm_start = warm_start
-        self.random_state = random_state
-        self.device = device
-        self.dtype = dtype
-        self.n_jobs = n_jobs
-        self.memory_budget = memory_budget
-        self.verbose = verbose
+        keep_parameters(self, locals())
 
     @property
     def elbo_(self) -> float:
@@ -246,6 +227,3 @@ class StateSpaceGPClassifier(StateSpaceMixin, StreamingGPClassifier):
     predict_proba = framed("probability", columns=lambda self, _: self.classes_)(
         StreamingGPClassifier.predict_proba
     )
-
-    _latent_mean = StateSpaceMixin._means
-    _latent_mean_and_variance = StateSpaceMixin._moments

@@ -1,5 +1,7 @@
 """Sparse-within-sparse GP regression: the estimator of :mod:`skgp.models.swsgp`."""
 
+from __future__ import annotations
+
 from dataclasses import replace
 
 import numpy as np
@@ -8,10 +10,9 @@ from sklearn.gaussian_process.kernels import Kernel, WhiteKernel
 from skgp.blocks import MappedBlocks
 from skgp.data import Data
 from skgp.estimators._base import Backend, arrays, merged, to_tensor
-from skgp.estimators._base_regressor import StreamingGPRegressor
+from skgp.estimators._base_regressor import LikelihoodGPRegressor, StreamingGPRegressor
 from skgp.estimators._fitting import FitSession
 from skgp.estimators._parameters import StrOptions, keep_parameters, warn_at_bounds
-from skgp.estimators._regression_likelihood import LikelihoodGPRegressor
 from skgp.estimators._swsgp_common import SWSGPMixin
 from skgp.estimators._vecchia import VecchiaGPRegressor
 from skgp.estimators.defaults import SWSGP_EXACT_ROWS, SWSGP_FULL_ROWS

@@ -1,5 +1,7 @@
 """What estimators check of X, y, labels and exposures beside what scikit-learn does."""
 
+from __future__ import annotations
+
 from collections.abc import Iterator
 from contextlib import contextmanager
 from numbers import Integral
@@ -268,7 +270,7 @@ def check_exposure(exposure, n_rows: int, owner: object) -> np.ndarray | None:
 def _refuse_large(values: np.ndarray, dtype: str | None = None) -> np.ndarray:
     """Refuse inputs of a fit of that dtype, or targets, that are too large to be squared."""
     limit = LARGEST_TARGET if dtype is None else LARGEST_INPUT[dtype]
-    if values.size and max(values.max(), -values.min()) > limit:
+    if values.size and max(float(values.max()), -float(values.min())) > limit:
         place = np.unravel_index(np.abs(values).argmax(), values.shape)
         name = "y" if dtype is None else f"X of dtype={dtype!r}"
         column = "" if dtype is None else f", column {place[1]}"
@@ -337,9 +339,8 @@ def class_weights(
     cross-validation. ``codes`` (n,) index ``classes``.
     """
     if isinstance(class_weight, str):
-        numbers = np.arange(len(classes))
         return compute_class_weight(
-            class_weight, classes=numbers, y=codes, sample_weight=sample_weight
+            class_weight, classes=np.arange(len(classes)), y=codes, sample_weight=sample_weight
         )
     labels = classes.tolist()
     unknown = [key for key in class_weight if key not in labels]

@@ -1,5 +1,7 @@
 """Vecchia approximations of GP regression: the estimator of :mod:`skgp.models.vecchia`."""
 
+from __future__ import annotations
+
 from dataclasses import replace
 from numbers import Integral, Real
 from typing import Any
@@ -9,6 +11,7 @@ import torch
 
 from skgp.data import Data
 from skgp.estimators._base import Backend, BaseGP, arrays, merged, to_tensor
+from skgp.estimators._base_regressor import LikelihoodGPRegressor
 from skgp.estimators._fitting import FitSession
 from skgp.estimators._parameters import (
     Interval,
@@ -18,7 +21,6 @@ from skgp.estimators._parameters import (
     warn_at_bounds,
 )
 from skgp.estimators._reduction import warn_of_few_rows
-from skgp.estimators._regression_likelihood import LikelihoodGPRegressor
 from skgp.estimators.defaults import (
     VECCHIA_LABELS,
     VECCHIA_MAXIMIN_COLUMNS,

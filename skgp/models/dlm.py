@@ -87,7 +87,6 @@ from skgp.learning.sparse.start import (
     start_log_loss,
     start_state,
 )
-from skgp.linalg.runtime import require_memory
 
 History = dict[str, list[float]]
 
@@ -143,16 +142,6 @@ def fit_sparse(problem: Problem) -> SparseFit:
     found = minimise(state, data, objective, problem)  # step 3
     history["solve"] = found.history
     return _report(found.state, objective, found.loss, None, problem, history)
-
-
-def require_room(objective: Objective, n: int, M: int, c: int) -> None:
-    """Refuse more inducing points M, of c latent functions, than memory has room for."""
-    what, remedy = f"q(u) of {c} latent functions at M={M} inducing points", "a smaller n_inducing"
-    needed = 8.0 * (defaults.SPARSE_MATRICES + 2 * c) * M**2
-    require_memory(needed, what, f"Use {remedy}")
-    if objective.name == "fitc":
-        what, needed = f"{what} and {n} rows by 'fitc'", 8.0 * defaults.FITC_MATRICES * n * M
-        require_memory(needed, what, f"Use objective='elbo', or {remedy}")
 
 
 def _fit_watched(state: SparseState, problem: Problem, history: History) -> SparseFit:

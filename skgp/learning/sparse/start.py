@@ -50,6 +50,17 @@ from skgp.learning.sparse.evidence import (
 from skgp.learning.sparse.objective import Objective, Problem, Settings, held_out_losses, split
 from skgp.learning.sparse.search import Training, broadened, fit_all_rows
 from skgp.likelihoods import Bernoulli
+from skgp.linalg.runtime import require_memory
+
+
+def require_room(objective: Objective, n: int, M: int, c: int) -> None:
+    """Refuse more inducing points M, of c latent functions, than memory has room for."""
+    what, remedy = f"q(u) of {c} latent functions at M={M} inducing points", "a smaller n_inducing"
+    needed = 8.0 * (defaults.SPARSE_MATRICES + 2 * c) * M**2
+    require_memory(needed, what, f"Use {remedy}")
+    if objective.name == "fitc":
+        what, needed = f"{what} and {n} rows by 'fitc'", 8.0 * defaults.FITC_MATRICES * n * M
+        require_memory(needed, what, f"Use objective='elbo', or {remedy}")
 
 
 def start_state(problem: Problem) -> Training:
