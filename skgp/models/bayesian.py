@@ -170,11 +170,7 @@ def draw_samples(
     callback: Callback,
     **of_run: Any,  # of `sample_by_density`, besides: None is for what the sampler takes by default
 ) -> tuple[PosteriorSamples, VecchiaEvidence | None]:
-    """Samples of the posterior by the sampler of the plan; and the likelihood of `modes_of`.
-
-    Of many hyper-parameters few points of importance sampling carry all the weight: where the
-    sampler was left open and observations are few, chains take their place.
-    """
+    """Samples of the posterior by the sampler of the plan; and the likelihood of `modes_of`."""
     if plan.solver == "cg":
         of_run["n_draws"] = of_run.pop("n_samples")
         of_run = {name: value for name, value in of_run.items() if value is not None}
@@ -182,10 +178,7 @@ def draw_samples(
         chains: dict[str, Any] = {"sampler": plan.sampler, "schedule": schedule, "starts": starts}
         return sample_stochastic(posterior, rng=rng, run=run, **chains, **of_cg), None
     recorder = StopRecorder(callback)
-    many = plan.automatic and posterior.n_dims > tuned.MANY_DIMS and posterior.batched
-    sampler = "hmc" if many else plan.sampler
-    if many and of_run["n_samples"] is None:
-        of_run["n_samples"] = tuned.DRAWS_OF_MANY
+    sampler = "auto" if plan.automatic else plan.sampler
     target, modes, evidence = modes_of(posterior, plan, rng=rng, starts=starts, callback=recorder)
     of_run = {"rng": rng, "modes": modes, "callback": recorder, **of_run}
     return sample_by_density(target, sampler=sampler, **of_run), evidence

@@ -11,12 +11,17 @@ the posterior feels are infinitely far (:mod:`skgp.learning.posterior.modes`):
     Hamiltonian Monte Carlo, which copes with posteriors far from any Student-t
     (:mod:`skgp.samplers.hmc`), its chains side by side. Two rounds of importance sampling come
     first: their points are where the chains begin, their proposals where these jump.
+``"auto"``
+    The first, and where it ends far below the effective number that was asked for, the second,
+    which begins with all its points. Of many hyper-parameters, of which few points carry all the
+    weight in any case, the second at once.
 """
 
 import math
 from typing import Any
 
 import numpy as np
+from joblib import effective_n_jobs
 from scipy.special import logsumexp
 
 from skgp.learning.posterior import defaults as tuned
@@ -47,10 +52,11 @@ def sample_by_density(
     posterior: LogPosterior,
     *,
     rng: np.random.Generator,
-    sampler: str = "importance",  # or "hmc"
+    sampler: str = "importance",  # or "hmc" or "auto"
     n_chains: int | None = None,  # of HMC: 8 by default where evaluated side by side, else 4
     n_warmup: int = 50,  # of HMC
-    n_samples: int | None = None,  # at most: points (default 5120), or draws of a chain (1000)
+    n_samples: int | None = None,  # at most: points (default 5120), or draws of a chain (1000, and
+    # of "auto" 400 or less); of given ones "auto" takes one sampler alone
     target_ess: float = 400,  # at which to stop, with a Pareto k below 0.7, or an R-hat below 1.01
     modes: list[Mode] | None = None,  # where they are known, with their curvatures
     n_jobs: int | None = None,  # of joblib; results depend on it only by rounding
@@ -63,27 +69,52 @@ def sample_by_density(
     posterior vanishes at every start.
     """
     recorder = callback if isinstance(callback, StopRecorder) else StopRecorder(callback)
+    automatic = sampler == "auto"
+    if automatic:
+        sampler = "importance" if posterior.n_dims <= tuned.MANY_DIMS else "hmc"
     if modes is None:
         modes = laplace_modes(posterior, rng=rng, callback=recorder)
     if recorder.stopped:
-        found = _of_mode(sampler, modes[0], [STOPPED]) | {"ess": 1.0, "n_modes": 1}
-        return single_sample(modes[0].u, modes[0].log_density, found)
-    free = _Free(posterior, modes, rng, n_jobs, recorder)
+        ended = _of_mode(sampler, modes[0], [STOPPED]) | {"ess": 1.0, "n_modes": 1}
+        return single_sample(modes[0].u, modes[0].log_density, ended)
+    free, n = _Free(posterior, modes, rng, n_jobs, recorder), len(posterior.data.y)
+    pilot, weighted = None, None
     if sampler == "importance":
-        return _by_importance(
-            free, tuned.MOST_POINTS if n_samples is None else n_samples, target_ess
-        )
+        most = tuned.MOST_POINTS if n_samples is None else n_samples
+        pilot = _importance_of(free, most, target_ess)
+        weighted = _weighted(free, pilot, target_ess)
+        goes_on = automatic and n_samples is None and n <= tuned.LARGE
+        if not goes_on or recorder.stopped or _usable(pilot, target_ess):
+            return weighted
+    if n_samples is None:
+        n_samples = draws_of_many(n) if automatic else tuned.MOST_DRAWS
     run = Run(
         n_chains=n_chains or (8 if posterior.batched else 4),
         n_warmup=n_warmup,
-        n_draws=tuned.MOST_DRAWS if n_samples is None else n_samples,
+        n_draws=n_samples,
         target_ess=target_ess,
         max_r_hat=tuned.MAX_R_HAT,
         n_jobs=n_jobs,
-        every=iterations_between_calls(len(posterior.data.y)),
+        every=iterations_between_calls(n),
         callback=recorder,
     )
-    return _by_hmc(free, run)
+    chains = _by_hmc(free, run, pilot)
+    if weighted is None or chains.diagnostics["ess"] >= weighted.diagnostics["ess"]:
+        return chains
+    return weighted
+
+
+def _usable(found: ImportanceSamples, target_ess: float) -> bool:
+    """Whether the weights are near enough to what was asked for that chains would not pay."""
+    least = tuned.FAR_BELOW * target_ess
+    enough = found.ess >= least and found.ess_spread >= least / 2
+    return bool(enough and found.pareto_k < tuned.MAX_PARETO_K)
+
+
+def draws_of_many(n: int) -> int:
+    """Of each chain: the fewer, the longer gradients of n observations take."""
+    share = min(1.0, tuned.ROWS_OF_MANY / n)
+    return max(tuned.LEAST_DRAWS_OF_MANY, round(tuned.DRAWS_OF_MANY * share))
 
 
 class _Free:
@@ -110,6 +141,18 @@ class _Free:
         few = self.target.batched and len(self.target.data.y) <= tuned.FEW
         return tuned.ROUND_OF_FEW if few else tuned.ROUND
 
+    @property
+    def every(self) -> int:
+        """Points between two callbacks."""
+        return self.round if len(self.target.data.y) <= tuned.LARGE else tuned.STRETCH
+
+    @property
+    def _chunk(self) -> int:
+        """Points of a task: those of all workers at once, as each task takes the data along."""
+        if self.target.batched:
+            return tuned.ROUND_OF_FEW
+        return math.ceil(self.every / effective_n_jobs(self._common["n_jobs"]))
+
     def importance(self, **rounds: Any) -> ImportanceSamples:
         """Adaptive importance sampling from the modes."""
         target = self.target
@@ -126,7 +169,7 @@ class _Free:
             rounds=Rounds(
                 df=tuned.DF,
                 max_pareto_k=tuned.MAX_PARETO_K,
-                chunk_size=tuned.ROUND_OF_FEW if target.batched else tuned.CHUNK,
+                chunk_size=self._chunk,
                 **rounds,
                 **self._common,
             ),
@@ -168,16 +211,20 @@ class _Free:
         )
 
 
-def _by_importance(free: _Free, n_samples: int, target_ess: float) -> PosteriorSamples:
-    """Weighted samples, until as many are effective as asked for or were drawn."""
+def _importance_of(free: _Free, n_samples: int, target_ess: float) -> ImportanceSamples:
+    """Weighted points, until as many are effective as asked for or were drawn."""
     n_points = min(free.round, max(2, n_samples + n_samples % 2))
-    target = free.target
-    found = free.importance(
+    return free.importance(
         target_ess=target_ess,
         n_points=n_points,
         max_rounds=max(1, n_samples // n_points),
-        every=n_points if len(target.data.y) <= tuned.LARGE else 16 * tuned.CHUNK,
+        every=min(n_points, free.every),
     )
+
+
+def _weighted(free: _Free, found: ImportanceSamples, target_ess: float) -> PosteriorSamples:
+    """Samples of the points, and what keeps them from being trusted."""
+    target = free.target
     problems = [
         problem + ' or use sampler="hmc"'
         for problem in too_few("", found.ess, target_ess)
@@ -207,9 +254,12 @@ def _by_importance(free: _Free, n_samples: int, target_ess: float) -> PosteriorS
     )
 
 
-def _by_hmc(free: _Free, run: Run) -> PosteriorSamples:
+def _by_hmc(free: _Free, run: Run, pilot: ImportanceSamples | None) -> PosteriorSamples:
     """Chains that start from, and jump by, what some rounds of importance sampling found."""
-    pilot = free.importance(n_points=free.round, max_rounds=tuned.PILOT_ROUNDS, target_ess=math.inf)
+    if pilot is None:
+        pilot = free.importance(
+            n_points=free.round, max_rounds=tuned.PILOT_ROUNDS, target_ess=math.inf
+        )
     found = free.hmc(run, pilot)
     n_drawn = found.points.shape[1]
     astray = found.n_divergent > tuned.ASTRAY * n_drawn

@@ -15,7 +15,7 @@ from skgp.learning.posterior.log_posterior import LogPosterior
 from skgp.learning.posterior.modes import laplace_modes, without_felt_bounds
 from skgp.learning.posterior.priors import default_priors
 from skgp.learning.posterior.samples import iterations_between_calls
-from skgp.learning.posterior.sampling import sample_by_density
+from skgp.learning.posterior.sampling import draws_of_many, sample_by_density
 from skgp.priors import LogNormal
 from skgp.samplers import hamiltonian_monte_carlo
 from tests.reference.hyperparameters import grid_posterior
@@ -106,6 +106,21 @@ def test_sample_by_density_runs_in_processes(sampler):
         )  # fmt: skip
 
     np.testing.assert_allclose(run(None).u, run(2).u, rtol=1e-8)
+
+
+@pytest.mark.slow
+def test_workers_are_sent_the_data_once_between_two_callbacks(monkeypatch):
+    """What a task takes along is made by the main process alone: with 36,000 rows 10 MB."""
+    target, sent = two_parameters(), []
+    modes = laplace_modes(target, rng=np.random.default_rng(0))
+    state = LogPosterior.__getstate__
+    monkeypatch.setattr(LogPosterior, "__getstate__", lambda self: sent.append(1) or state(self))
+    settings = {"rng": np.random.default_rng(0), "modes": modes, "n_samples": 64}
+    sample_by_density(target, n_jobs=2, **settings)
+    few = len(sent)
+    monkeypatch.setattr(tuned, "FEW_ROWS", 10)  # evaluated one by one
+    sample_by_density(target, n_jobs=2, **settings)
+    assert few <= 1 and len(sent) - few <= 2
 
 
 def test_calls_are_more_frequent_the_more_rows():
@@ -295,6 +310,35 @@ def test_free_posterior_has_the_gradient_of_its_density():
         slope = (free.log_densities(x + h[j]) - free.log_densities(x - h[j])) / 2e-5
         np.testing.assert_allclose(gradient[:, j], slope, rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(free.to_u(free.to_x(free.to_u(x))), free.to_u(x), atol=1e-12)
+
+
+def test_chains_follow_points_that_are_worth_too_few(monkeypatch):
+    """Where the sampler and the number of points are left open."""
+    monkeypatch.setattr(tuned, "MOST_POINTS", 64)
+
+    def found(sampler, **settings):
+        settings = {
+            "rng": np.random.default_rng(0),
+            "sampler": sampler,
+            "target_ess": 150,
+        } | settings
+        return sample_by_density(two_parameters(), **settings)
+
+    points, chains = found("importance"), found("auto")
+    assert points.diagnostics["sampler"] == "importance" and points.diagnostics["ess"] < 75
+    assert chains.diagnostics["sampler"] == "hmc" and chains.diagnostics["ess"] > 150
+    assert chains.diagnostics["n_likelihoods"] == 64  # they begin with the points
+    exact = np.sqrt(grid_moments()[1])
+    np.testing.assert_allclose((chains.mean() - grid_moments()[0]) / exact, 0, atol=0.25)
+    assert found("auto", n_samples=64).diagnostics["sampler"] == "importance"
+    assert found("auto", target_ess=20).diagnostics["sampler"] == "importance"
+    monkeypatch.setattr(tuned, "LARGE", 10)
+    assert found("auto").diagnostics["sampler"] == "importance"
+
+
+@pytest.mark.parametrize("n, n_draws", [(100, 400), (500, 400), (1000, 200), (10_000, 50)])
+def test_chains_of_more_observations_are_shorter(n, n_draws):
+    assert draws_of_many(n) == n_draws
 
 
 def test_points_of_little_worth_leave_the_metric_to_the_mode(monkeypatch):
