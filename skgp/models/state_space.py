@@ -165,7 +165,7 @@ def fit_series(
     knots = _knots(kernel, processes[0].times, n_inducing)  # (M,), z of section 3.1
     options: dict[str, Any] = {"minibatches": minibatches, "learn_knots": learn and learn_inducing}
     ends, max_iter = {"callback": callback, **search}, max_iter if learn else 0
-    searches = SeriesSearch(problem, knots, max_iter, ends, **options)
+    searches = SeriesSearch(problem, knots, max_iter, ends, near=several, **options)
     found = searches.climb(kernel, start)  # 2.3, 3.3: by the evidence or the ELBO
     if learn and start is None and terms is None and not several:
         found = searches.from_likeliest_start(found, kernel)

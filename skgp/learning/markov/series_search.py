@@ -11,7 +11,7 @@ from skgp.inference.markov.series import Series
 from skgp.inference.markov.terms import Terms
 from skgp.learning.defaults import LEAST_EFFECT
 from skgp.learning.markov.averaging import Average, averaged
-from skgp.learning.markov.defaults import CHOICE_ITER, CHOICE_NATS, CHOICE_TOL
+from skgp.learning.markov.defaults import CHOICE_ITER, CHOICE_TOL, FAR_SCORED
 from skgp.learning.markov.minibatch import MinibatchElbo, fit_minibatches
 from skgp.learning.markov.objectives import (
     Component,
@@ -71,6 +71,7 @@ class SeriesSearch:
     knots: Tensor | None  # (M,) inducing locations
     max_iter: int  # 0 evaluates only
     ends: dict[str, Any]  # when to end: ``tol`` and ``callback`` of `maximise`
+    near: bool = False  # whether starts are where a choice among kernels ended
     learn_knots: bool = False
     minibatches: tuple[Any, ...] | None = None
     objective: SharedEvidence = field(init=False)
@@ -90,14 +91,19 @@ class SeriesSearch:
         options["max_iter"] = self.max_iter if moves and not callback.stopped else 0
         if options["max_iter"] and self.minibatches is not None and self.knots is not None:  # 3.4
             return self._by_minibatches(kernel, options)
-        found = None
-        if likelihood.is_gaussian and self.knots is None and options["max_iter"] > 0:
+        found, free = None, self.knots is None and options["max_iter"] > 0
+        if free and likelihood.is_gaussian and self._is_scored(component := Component.of(kernel)):
             ends = {"tol": 1e-7, **self.ends, "max_iter": self.max_iter}
-            found = settle(Component.of(kernel), self.objective, likelihood, start, **ends)
+            found = settle(component, self.objective, likelihood, start, **ends)
         if found is None:
             found = maximise([kernel, *self._others], self.objective, likelihood, **options)
         self._others = found.components[1:]
         return found
+
+    def _is_scored(self, component: Component) -> bool:
+        """Whether scoring ends where L-BFGS does: from near there, or with one process alone."""
+        alone = self.problem.terms is None and len(component.theta) <= FAR_SCORED
+        return self.near or alone
 
     def at_working(self, kernel: Any, start: Tensor) -> Search:
         """A kernel that working observations chose, as they leave it.
@@ -120,8 +126,7 @@ class SeriesSearch:
         """The search found, or one from a start that is likelier than where that ended."""
         series, likelihood = self.problem.processes[0], self.problem.likelihood
         few = 0 if likelihood.is_gaussian else CHOICE_ITER  # scales of other noise start anywhere
-        tol = max(CHOICE_TOL, CHOICE_NATS / series.total)
-        ends: dict[str, Any] = {"knots": self.knots, "max_iter": few, "tol": tol}
+        ends: dict[str, Any] = {"knots": self.knots, "max_iter": few, "tol": CHOICE_TOL}
         for start, parameters in likeliest_starts(kernel, series, likelihood):
             objective = self.problem.evidence(sparse=self.knots is not None)
             near = maximise([start], objective, likelihood, parameters=parameters, **ends)
