@@ -48,8 +48,8 @@ class BayesianGPRegressor(BayesianFitting):
         nothing is sampled); Vecchia's approximation by 20 neighbours, the default beyond; or
         conjugate gradients, which are exact, and slow.
     sampler : {"auto", "importance", "hmc", "langevin", "mala", "sgld"}, default="auto"
-        "importance" and "hmc" for "cholesky" and "vecchia", by default the first, and the second of
-        more than 20 hyper-parameters and, up to 1000 observations, where the first is worth less
+        "importance" and "hmc" for "cholesky" and "vecchia", by default the first; the second,
+        up to 1000 observations, of more than 20 hyper-parameters and where the first is worth less
         than half of `min_ess`; "langevin" (the default), "mala", which corrects its discretisation,
         and "sgld", that of the paper, for "cg".
     roulette : {"adaptive", "paper"}, default="adaptive"
@@ -62,7 +62,7 @@ class BayesianGPRegressor(BayesianFitting):
         Draws of each chain that are dropped.
     n_samples : int or None, default=None
         The most samples: points of "importance" (None: 5120), draws of each chain of the others
-        (None: 1000; of "hmc" by ``sampler="auto"`` 400, beyond 500 observations fewer, 50 at
+        (None: 1000; of "hmc" by ``sampler="auto"`` 400, beyond 500 observations fewer, 200 at
         least). Given, it is for one sampler alone.
     min_ess : float, default=400
         Effective number of samples at which to stop, once they have mixed.

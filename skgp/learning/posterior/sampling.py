@@ -14,7 +14,7 @@ the posterior feels are infinitely far (:mod:`skgp.learning.posterior.modes`):
 ``"auto"``
     The first, and where it ends far below the effective number that was asked for, the second,
     which begins with all its points. Of many hyper-parameters, of which few points carry all the
-    weight in any case, the second at once.
+    weight in any case, the second at once. Of many observations the first alone: chains take hours.
 """
 
 import math
@@ -69,15 +69,16 @@ def sample_by_density(
     posterior vanishes at every start.
     """
     recorder = callback if isinstance(callback, StopRecorder) else StopRecorder(callback)
-    automatic = sampler == "auto"
+    automatic, n = sampler == "auto", len(posterior.data.y)
     if automatic:
-        sampler = "importance" if posterior.n_dims <= tuned.MANY_DIMS else "hmc"
+        many = posterior.n_dims > tuned.MANY_DIMS and n <= tuned.LARGE
+        sampler = "hmc" if many else "importance"
     if modes is None:
         modes = laplace_modes(posterior, rng=rng, callback=recorder)
     if recorder.stopped:
         ended = _of_mode(sampler, modes[0], [STOPPED]) | {"ess": 1.0, "n_modes": 1}
         return single_sample(modes[0].u, modes[0].log_density, ended)
-    free, n = _Free(posterior, modes, rng, n_jobs, recorder), len(posterior.data.y)
+    free = _Free(posterior, modes, rng, n_jobs, recorder)
     pilot, weighted = None, None
     if sampler == "importance":
         most = tuned.MOST_POINTS if n_samples is None else n_samples
@@ -113,8 +114,7 @@ def _usable(found: ImportanceSamples, target_ess: float) -> bool:
 
 def draws_of_many(n: int) -> int:
     """Of each chain: the fewer, the longer gradients of n observations take."""
-    share = min(1.0, tuned.ROWS_OF_MANY / n)
-    return max(tuned.LEAST_DRAWS_OF_MANY, round(tuned.DRAWS_OF_MANY * share))
+    return round(tuned.DRAWS_OF_MANY * min(1.0, tuned.ROWS_OF_MANY / n))
 
 
 class _Free:
