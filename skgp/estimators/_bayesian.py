@@ -48,10 +48,10 @@ class BayesianGPRegressor(BayesianFitting):
         nothing is sampled); Vecchia's approximation by 20 neighbours, the default beyond; or
         conjugate gradients, which are exact, and slow.
     sampler : {"auto", "importance", "hmc", "langevin", "mala", "sgld"}, default="auto"
-        "importance" and "hmc" for "cholesky" and "vecchia", by default the first; the second,
-        up to 1000 observations, of more than 20 hyper-parameters and where the first is worth less
-        than half of `min_ess`; "langevin" (the default), "mala", which corrects its discretisation,
-        and "sgld", that of the paper, for "cg".
+        "importance" and "hmc" for "cholesky" and "vecchia", by default the first; the second of
+        more than 20 hyper-parameters and at most 200 observations and, up to 1000, where the first
+        is worth less than half of `min_ess`; "langevin" (the default), "mala", which corrects its
+        discretisation, and "sgld", that of the paper, for "cg".
     roulette : {"adaptive", "paper"}, default="adaptive"
         Of "cg": how linear systems are cut short without bias.
     schedule : {"constant", "paper"}, default="constant"

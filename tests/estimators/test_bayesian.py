@@ -490,7 +490,5 @@ def test_many_hyperparameters_are_sampled_by_chains(monkeypatch):
     assert clone(few).fit(X, y).sampler_ == "hmc"
     assert clone(few).fit(X[:, :3], y).sampler_ == "importance"
     assert clone(few).set_params(sampler="importance").fit(X, y).sampler_ == "importance"
-    monkeypatch.setattr(tuned, "FEW_ROWS", 24)  # beyond, chains take their gradients one by one
-    assert clone(few).fit(X, y).sampler_ == "hmc"
-    monkeypatch.setattr(tuned, "LARGE", 24)  # beyond, they take too long
+    monkeypatch.setattr(tuned, "FEW_ROWS", 24)  # beyond, these points may do
     assert clone(few).fit(X, y).sampler_ == "importance"

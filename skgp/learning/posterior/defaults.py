@@ -95,15 +95,15 @@ FEW = 45  # rows, whose likelihoods cost less than what goes with a round
 # off by 15%. A quarter for the first takes an eighth more points.
 WIDE, REST, DF = 1 / 8, 1 / 4, 5
 STRETCH = 64  # points between two callbacks where likelihoods take long
-# Rows beyond which callbacks are told more often, and chains are no default: those of 1000 rows of
-# 21 columns (sarcos) take 400 s for an ESS of 55.
+# Rows beyond which callbacks are told more often, and chains do not follow points.
 LARGE = 1000
 PILOT_ROUNDS = 2  # of importance sampling, before "hmc"
-# Hyper-parameters beyond which chains are the default: of 100 rows importance sampling reaches its
-# ESS in most fits of 14 columns, in half of those of 20, and in none of 30, where 5120 points are
-# worth 3; of 300 and 600 rows of five sets of 18 to 26 columns, in 6 of 20 fits. One of these (sml,
-# 22 columns, an ESS of 467) had standard deviations 11% too small in the median, one of them 30%,
-# against 8000 draws of chains; 1600 draws had them right to 10%.
+# Hyper-parameters of at most 200 rows beyond which chains are the default: of 100 rows importance
+# sampling reaches its ESS in most fits of 14 columns, in half of those of 20, and in none of 30,
+# where 5120 points are worth 3. Of 300 and 600 rows of five sets of 18 to 26 columns it does in 6 of
+# 20 fits, and of 1000 rows of 21 columns (sarcos) in 123 s, where chains take 400 s for an ESS of
+# 55. One of these (sml, 300 rows, 22 columns, an ESS of 467) had standard deviations 11% too small
+# in the median, one of them 30%, against 8000 draws of chains; 1600 draws had them right to 10%.
 MANY_DIMS = 20
 # Share of the ESS asked for below which chains follow points that do not reach it.
 FAR_BELOW = 0.5

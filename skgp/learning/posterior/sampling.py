@@ -13,8 +13,9 @@ the posterior feels are infinitely far (:mod:`skgp.learning.posterior.modes`):
     first: their points are where the chains begin, their proposals where these jump.
 ``"auto"``
     The first, and where it ends far below the effective number that was asked for, the second,
-    which begins with all its points. Of many hyper-parameters, of which few points carry all the
-    weight in any case, the second at once. Of many observations the first alone: chains take hours.
+    which begins with all its points. Of many hyper-parameters and few observations, where few
+    points carry all the weight in any case, the second at once; of many observations the first
+    alone: chains take hours.
 """
 
 import math
@@ -71,7 +72,7 @@ def sample_by_density(
     recorder = callback if isinstance(callback, StopRecorder) else StopRecorder(callback)
     automatic, n = sampler == "auto", len(posterior.data.y)
     if automatic:
-        many = posterior.n_dims > tuned.MANY_DIMS and n <= tuned.LARGE
+        many = posterior.n_dims > tuned.MANY_DIMS and posterior.batched
         sampler = "hmc" if many else "importance"
     if modes is None:
         modes = laplace_modes(posterior, rng=rng, callback=recorder)
