@@ -100,10 +100,11 @@ LARGE = 1000
 PILOT_ROUNDS = 2  # of importance sampling, before "hmc"
 # Hyper-parameters of at most 200 rows beyond which chains are the default: of 100 rows importance
 # sampling reaches its ESS in most fits of 14 columns, in half of those of 20, and in none of 30,
-# where 5120 points are worth 3. Of 300 and 600 rows of five sets of 18 to 26 columns it does in 6 of
-# 20 fits, and of 1000 rows of 21 columns (sarcos) in 123 s, where chains take 400 s for an ESS of
-# 55. One of these (sml, 300 rows, 22 columns, an ESS of 467) had standard deviations 11% too small
-# in the median, one of them 30%, against 8000 draws of chains; 1600 draws had them right to 10%.
+# where 5120 points are worth 3. Of 300 and 600 rows of five sets of 18 to 26 columns it does in 6
+# of 20 fits, and of 1000 rows of 21 columns (sarcos) in 123 s, where chains take 400 s for an ESS
+# of 55. One of these (sml, 300 rows, 22 columns, an ESS of 467) had standard deviations 11% too
+# small in the median, one of them 30%, against 8000 draws of chains; 1600 draws had them right to
+# 10%.
 MANY_DIMS = 20
 # Share of the ESS asked for below which chains follow points that do not reach it.
 FAR_BELOW = 0.5
