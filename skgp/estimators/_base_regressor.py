@@ -278,8 +278,7 @@ class LikelihoodGPRegressor(BaseGPRegressor):
 
     @property
     def _is_gaussian(self) -> bool:
-        gaussian = ("gaussian", "lognormal", "auto")  # the last two of `StateSpaceGPRegressor`
-        return self.likelihood in gaussian or getattr(self.likelihood, "is_gaussian", False)
+        return self.likelihood == "gaussian" or getattr(self.likelihood, "is_gaussian", False)
 
     @property
     def _is_additive(self) -> bool:  # type: ignore[override]

@@ -191,7 +191,7 @@ class Moments:
             self.n_rows + other.n_rows,
             weight,
             self.mean + share * gap,
-            self.scatter + other.scatter + gap**2 * share * self.weight,
+            self.scatter + other.scatter + gap * gap * share * self.weight,
             max(self.largest, other.largest),
             max(self.largest_target, other.largest_target),
             self.n_counts + other.n_counts,
@@ -201,11 +201,15 @@ class Moments:
 def checked_moments(blocks: Blocks, dtype: str) -> Moments:
     """One pass over all rows; ValueError for what a fit refuses."""
     found = blocks.sum(Moments.of)
-    if found.largest > (most := defaults.LARGEST_INPUT[dtype]):
-        raise ValueError(
-            f"X must lie between -{most:g} and {most:g} for dtype={dtype!r}; its largest magnitude "
-            f"is {found.largest:g}. Drop such rows, or give the column other units."
-        )
+    for name, largest, most in (
+        (f"X of dtype={dtype!r}", found.largest, defaults.LARGEST_INPUT[dtype]),
+        ("y", found.largest_target, defaults.LARGEST_TARGET),
+    ):
+        if largest > most:
+            raise ValueError(
+                f"{name} must lie between -{most:g} and {most:g}; its largest magnitude is "
+                f"{largest:g}. Drop such rows, or take other units."
+            )
     if not found.n_rows:
         raise ValueError("sample_weight is 0 for every row. Give one row a positive weight.")
     return found

@@ -13,11 +13,12 @@ from sklearn.utils import check_random_state
 from skgp.estimators._base import BaseGP, clip_variance, to_tensor
 from skgp.estimators._blocks import over_rows
 from skgp.estimators._fitting import within_limits
-from skgp.estimators._log_normal import log_normal_gradients
-from skgp.estimators._predictive import LikelihoodPredictive, covariance_root, of_targets, with_axes
+from skgp.estimators._predictive import LikelihoodPredictive, covariance_root, of_targets
 from skgp.estimators._validation import check_joint_memory, check_n_samples
 from skgp.estimators.defaults import GRAPH_COPIES
 from skgp.linalg.runtime import to_arrays
+
+FourArrays = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
 
 
 class LatentFunction(LikelihoodPredictive, BaseGP):
@@ -27,8 +28,6 @@ class LatentFunction(LikelihoodPredictive, BaseGP):
     """
 
     y_scale_: float  # or (t,) of several targets
-    #: Whether the model is of log y.
-    _of_log = False
 
     @over_rows
     @within_limits
@@ -101,8 +100,8 @@ class LatentFunction(LikelihoodPredictive, BaseGP):
         """Return standardised values, of any shape, in the units of y."""
 
     @abstractmethod
-    def _observed_mean(self, mean: np.ndarray) -> np.ndarray:
-        """Return what is predicted of y, in its units, given means of z."""
+    def _observed_gradients(self, mean, var, d_mean, d_var) -> FourArrays:
+        """Return mean and std of y, and their gradients in X, given moments of z and theirs."""
 
     @abstractmethod
     def _latent_mean_and_covariance(self, X: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -153,9 +152,7 @@ class LatentFunction(LikelihoodPredictive, BaseGP):
         slopes = [_gradient(column.sum(), rows) for column in mean.T]
         return to_arrays(mean, var[:, None], torch.stack(slopes, 1), d_var[:, None])
 
-    def _predictive_gradients(
-        self, X: np.ndarray, **offset: np.ndarray
-    ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    def _predictive_gradients(self, X: np.ndarray, **offset: np.ndarray) -> FourArrays:
         """Return mean and std of y, (n,) or (n, t), and their gradients in X with an axis more."""
         mean, var, d_mean, d_var = self._by_chunks(
             self._latent_gradients, X, self._graph_bytes_per_row()
@@ -169,11 +166,7 @@ class LatentFunction(LikelihoodPredictive, BaseGP):
                 a[:, None] * d_mean + b[:, None] * d_var for a, b in (slopes[:2], slopes[2:])
             )
             d_mean, d_var = by_mean, by_var
-        std, scale = self.y_scale_ * np.sqrt(var), with_axes(self.y_scale_, 1)
-        centre, d_mean, d_var = self._observed_mean(mean), scale * d_mean, scale**2 * d_var
-        if self._of_log:
-            return log_normal_gradients(centre, self._to_y(mean), std**2, d_mean, d_var)
-        return centre, std, d_mean, std_gradient(d_var, std)
+        return self._observed_gradients(mean, var, d_mean, d_var)
 
 
 def check_gradients_asked(return_std: bool, return_cov: bool, return_std_grad: bool) -> None:

@@ -15,15 +15,8 @@ from skgp.blocks import Blocks, MappedBlocks
 from skgp.data import Data, n_observations
 from skgp.estimators._base import Backend, keep_weighted_rows, to_tensor
 from skgp.estimators._blocks import check_all_counts, checked_moments, some_of
-from skgp.estimators._functions import LatentFunction
-from skgp.estimators._log_normal import check_positive_targets, exponential, log_normal_std
-from skgp.estimators._predictive import (
-    exponential_covariance,
-    is_constant,
-    of_targets,
-    rounding_of,
-    with_axes,
-)
+from skgp.estimators._functions import FourArrays, LatentFunction, std_gradient
+from skgp.estimators._predictive import is_constant, of_targets, rounding_of, with_axes
 from skgp.estimators._validation import check_counts, check_exposure, validate_training_data
 from skgp.estimators.defaults import UNLIKE_WEIGHTS
 from skgp.kernels.expression import split_noise
@@ -48,8 +41,6 @@ class RegressionData(LatentFunction):
     _counts = False
     #: Whether the likelihood adds noise to f: what it does not has no units to standardise.
     _is_additive = True
-    #: What to do about a y that has no logarithm.
-    _remedy_of_logs = ""
     #: Whether the likelihood has heavy tails: y is standardised in spite of outliers.
     _has_heavy_tails = False
 
@@ -156,8 +147,6 @@ class RegressionData(LatentFunction):
         """Return y as contiguous float64; a ValueError names what the likelihood cannot have."""
         if self._counts:
             check_counts(y)
-        if self._of_log:
-            check_positive_targets(y, self._remedy_of_logs)
         return np.ascontiguousarray(y, dtype=np.float64)
 
     def _target(self, y: np.ndarray, sample_weight: np.ndarray | None) -> np.ndarray:
@@ -165,7 +154,6 @@ class RegressionData(LatentFunction):
 
         Weights are capped. A constant y, up to rounding, is centred and not scaled.
         """
-        y = np.log(y) if self._of_log else y
         mean: Any = np.zeros(y.shape[1:])
         scale: Any = np.ones(y.shape[1:])
         constant, sample_weight = False, capped_weights(sample_weight)
@@ -182,8 +170,7 @@ class RegressionData(LatentFunction):
             scale = np.where(constant, 1.0, scale)
         several = y.ndim > 1
         self.y_mean_, self.y_scale_ = (mean, scale) if several else (float(mean), float(scale))
-        z = (y - self.y_mean_) / self.y_scale_
-        z = np.where(constant, 0.0, z)  # and not the rounding of their mean
+        z = np.where(constant, 0.0, (y - mean) / scale)  # and not the rounding of their mean
         if several:
             found = np.flatnonzero(~np.broadcast_to(constant, y.shape[1]))
             self._varying = found if len(found) else np.arange(y.shape[1])
@@ -191,40 +178,45 @@ class RegressionData(LatentFunction):
         return z
 
     def _to_z(self, y: Values) -> Values:
-        """Standardise targets, or their logarithms, with ``y_mean_`` and ``y_scale_``."""
-        logs: Any = np.log(y) if self._of_log else y
-        return (logs - self.y_mean_) / self.y_scale_
+        """Standardise targets with ``y_mean_`` and ``y_scale_``."""
+        return (y - self.y_mean_) / self.y_scale_
 
     def _to_y(self, z: Values) -> Values:
-        """Return standardised values, of any shape, in the units of y; (n, t, ...) of targets.
-
-        Of log-normal y in those of log y.
-        """
+        """Return standardised values, of any shape, in the units of y; (n, t, ...) of targets."""
         if not self._has_several:
             return self.y_mean_ + self.y_scale_ * z
         mean, scale = (with_axes(v, np.ndim(z) - 2) for v in (self.y_mean_, self.y_scale_))
         return mean + scale * z
 
+    # What is predicted of y, where that is more than f in other units (`SeriesScale`):
+
     def _observed(self, z: np.ndarray) -> np.ndarray:
         """Return standardised observations, or quantiles of such, in the units of y."""
-        y = self._to_y(z)
-        return exponential(y) if self._of_log else y
+        return self._to_y(z)
 
     def _observed_mean(self, mean: np.ndarray) -> np.ndarray:
-        """See `LatentFunction`; of log-normal y its mean given f, at the mean of f."""
-        y = self._to_y(mean)
-        return exponential(y + 0.5 * self.noise_variance_) if self._of_log else y
+        """Return what is predicted of y, given means of z."""
+        return self._to_y(mean)
 
     def _observed_moments(self, mean: np.ndarray, var: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return what is predicted of y, and its standard deviation, given moments of z."""
-        std = self.y_scale_ * np.sqrt(var)
-        std = log_normal_std(self._to_y(mean), std**2) if self._of_log else std
-        return self._observed_mean(mean), std
+        return self._observed_mean(mean), self.y_scale_ * np.sqrt(var)
 
     def _observed_covariance(self, mean: np.ndarray, covariance: np.ndarray) -> np.ndarray:
         """Return the covariance of y, (n, n) or (n, n, t), given mean and covariance of z."""
-        covariance = of_targets(covariance, self.y_scale_**2)
-        return exponential_covariance(self._to_y(mean), covariance) if self._of_log else covariance
+        return of_targets(covariance, self.y_scale_**2)
+
+    def _observed_gradients(self, mean, var, d_mean, d_var) -> FourArrays:
+        """Return prediction and std of y, and their gradients in X, given moments of z and theirs.
+
+        Shapes are those of `_predictive_gradients`.
+        """
+        std, scale = self.y_scale_ * np.sqrt(var), with_axes(self.y_scale_, 1)
+        return self._to_y(mean), std, scale * d_mean, std_gradient(scale**2 * d_var, std)
+
+    def _observed_log_density(self, X: np.ndarray, y: np.ndarray, **offset: Any) -> np.ndarray:
+        """Return log-densities of y, (n,) or (n, t), in nats."""
+        return self._log_density(X, self._to_z(y), **offset) - np.log(self.y_scale_)
 
     def _by_target(self, mean: Any) -> Any:
         """Means (n, t) of all targets, given those of targets that vary; (n,) is that of one."""

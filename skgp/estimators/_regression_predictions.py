@@ -227,10 +227,7 @@ class RegressionPredictions(RegressorMixin, RegressionData):
             raise ValueError(
                 f"y must have the {len(self.y_scale_)} targets of the fit; got the shape {y.shape}."
             )
-        some = np.maximum(y, np.finfo(np.float64).tiny) if self._of_log else y
-        log_density = self._log_density(X, self._to_z(some), **self._offset_at(exposure, X))
-        log_density = log_density - np.log(self.y_scale_)
-        return np.where(y > 0, log_density - np.log(some), -np.inf) if self._of_log else log_density
+        return self._observed_log_density(X, y, **self._offset_at(exposure, X))
 
     def score(
         self,

@@ -34,7 +34,7 @@ from torch import Tensor
 from skgp.data import Data
 from skgp.inference import defaults
 from skgp.inference.gp_mixture import RNG, GPMixture
-from skgp.inference.pathwise import affordable_rank, pivots_of, prior_draws
+from skgp.inference.pathwise import affordable_rank, nystrom_root, pivots_of, prior_draws
 from skgp.kernels import FourierFeatures, gram_tile, has_spectral_density, split_noise, stationary
 from skgp.kernels.defaults import STORED_SHARE
 from skgp.kernels.distances import METRICS, origin
@@ -121,14 +121,6 @@ class IterativeInverse:
 
     def _matmul(self, V: Tensor) -> Tensor:
         return self._operator.matmul(V.T.to(self._dtype)).T.to(V) + self._D[:, None] * V
-
-
-def nystrom_root(kernel: Any, M: Tensor, theta: Tensor, dtype: torch.dtype) -> Tensor:
-    """Lower Cholesky factor (r, r) of K(M, M), with the jitter that products in `dtype` ask for."""
-    K = gram_tile(kernel, M, M, theta)
-    if len(M):
-        K.diagonal().add_(defaults.MIXTURE_JITTER[dtype] * K.diagonal().mean())
-    return jittered_cholesky(K).factor
 
 
 Inverse = ExactInverse | IterativeInverse

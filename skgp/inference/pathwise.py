@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from skgp.data import random_rows
-from skgp.inference.defaults import PIVOT_SHARE
+from skgp.inference.defaults import MIXTURE_JITTER, PIVOT_SHARE
 from skgp.inference.weights.bases import Basis, SumBasis, WhitenedInducingBasis, inducing_parts
 from skgp.inference.weights.design import StreamedDesign
 from skgp.inference.weights.posterior import LinearWeightsPosterior, standard_normal
@@ -23,6 +23,7 @@ from skgp.kernels.gram import gram_diag, gram_tile
 from skgp.kernels.operators import kernel_matmul
 from skgp.kernels.spectra import split_spectral
 from skgp.kernels.spectral import FourierFeatures
+from skgp.linalg.cholesky import jittered_cholesky
 from skgp.linalg.preconditioners import LowRank, rp_cholesky
 from skgp.linalg.runtime import TensorState, memory_budget, tile_rows
 
@@ -120,6 +121,14 @@ def pivots_of(kernel, X: Tensor, rank: int, *, generator: torch.Generator) -> Te
         return pivoted_factor(kernel, X, rank, generator=generator).pivots
     rows = random_rows(len(X), n_rows, generator).to(X.device)
     return rows[pivoted_factor(kernel, X[rows], rank, generator=generator).pivots]
+
+
+def nystrom_root(kernel: Any, M: Tensor, theta: Tensor, dtype: torch.dtype) -> Tensor:
+    """Lower Cholesky factor (r, r) of K(M, M), with the jitter that products in `dtype` ask for."""
+    K = gram_tile(kernel, M, M, theta)
+    if len(M):
+        K.diagonal().add_(MIXTURE_JITTER[dtype] * K.diagonal().mean())
+    return jittered_cholesky(K).factor
 
 
 def affordable_rank(n: int, rank: int, copies: float = 1.0) -> int:

@@ -209,8 +209,10 @@ def test_bad_values_are_refused_with_their_row(data):
     with pytest.raises(ValueError, match="X must hold finite numbers.*in row 300"):
         make(memory_budget=BUDGET).fit(X, y)
     X[300, 1] = 1e200
-    with pytest.raises(ValueError, match="its largest magnitude is 1e.200"):
+    with pytest.raises(ValueError, match="^X.*its largest magnitude is 1e.200"):
         make(memory_budget=BUDGET).fit(X, y)
+    with pytest.raises(ValueError, match="^y.*its largest magnitude is 1e.200"):
+        make(memory_budget=BUDGET).fit(data[0], np.where(np.arange(500) == 300, 1e200, y))
 
 
 def test_weights_are_those_of_memory_or_refused_as_there(data):

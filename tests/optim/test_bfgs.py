@@ -220,6 +220,27 @@ def test_minimize_lbfgs_works_in_either_precision(dtype):
     assert math.isfinite(found.loss)
 
 
+def test_searches_end_where_they_stand_still():
+    """As of an ELBO, whose gradient errs more than it: a line search finds no descent."""
+    solution, n_calls = np.array([1.0, -2.0]), [0]
+
+    def loss(x):
+        n_calls[0] += 1
+        gap = x - solution
+        return 0.5 * gap @ gap, gap + 1e-2 * np.array([1.0, -1.0]) * np.cos(1e3 * x)
+
+    def of_tensors(leaves):
+        value, gradient = loss(leaves["x"].detach().numpy())
+        return value, {"x": torch.from_numpy(gradient)}
+
+    found = minimize_lbfgs(of_tensors, {"x": torch.zeros(2).double()}, max_iter=100, tol=1e-7)
+    assert found.converged and found.loss < 1e-4 and found.n_evaluations < 20  # of 70 and more
+    n_calls[0], bounds = 0, np.array([[-5.0, 5.0]] * 2)
+    x, _ = minimize_within(loss, np.zeros(2), bounds, max_iter=100, tol=1e-7, gtol=1e-8)
+    assert n_calls[0] < 20
+    np.testing.assert_allclose(x, solution, atol=0.02)
+
+
 def test_minimize_lbfgs_at_the_minimum_stays_there():
     found = minimize_lbfgs(rosenbrock, at(1.0, 1.0), max_iter=10)
     assert found.converged and found.loss == 0.0 and float(found.parameters["x"]) == 1.0

@@ -91,12 +91,12 @@ class SeriesSearch:
         options["max_iter"] = self.max_iter if moves and not callback.stopped else 0
         if options["max_iter"] and self.minibatches is not None and self.knots is not None:  # 3.4
             return self._by_minibatches(kernel, options)
-        found, free = None, self.knots is None and options["max_iter"] > 0
-        if free and likelihood.is_gaussian and self._is_scored(component := Component.of(kernel)):
+        component, found = Component.of(kernel), None
+        if self.knots is None and options["max_iter"] and self._is_scored(component):
             ends = {"tol": 1e-7, **self.ends, "max_iter": self.max_iter}
             found = settle(component, self.objective, likelihood, start, **ends)
         if found is None:
-            found = maximise([kernel, *self._others], self.objective, likelihood, **options)
+            found = maximise([component, *self._others], self.objective, likelihood, **options)
         self._others = found.components[1:]
         return found
 

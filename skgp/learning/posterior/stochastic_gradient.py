@@ -36,8 +36,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from skgp.inference.mixture import nystrom_root
-from skgp.inference.pathwise import pivoted_factor
+from skgp.inference.pathwise import nystrom_root, pivoted_factor
 from skgp.kernels import stationary
 from skgp.kernels.distances import origin
 from skgp.kernels.gradients import bilinear_gradient, weighted_gradient
