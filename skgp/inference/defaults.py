@@ -359,6 +359,10 @@ EARLIER_SHARE = 1.2
 # Nearest points, of a neighbour, among which conditional variances choose. Of 2, 3, 5 and 10 the
 # divergence (1500 points, H = 20) is 1.0, 1.2, 1.2, 1.2 in 2 columns, 160, 136, 119, 112 in 8.
 EARLIER_CANDIDATES = 3
+# Columns beyond which the covariances of all candidates, by one matrix product, cost less than
+# those with the pivots by differences. Of 3000 rows, 16 columns, RBF .44 -> .33 s, Matern .42 ->
+# .42; of 32 .62 -> .39 and .74 -> .51, of 784 45 -> 7 s; all neighbours are the same.
+PRODUCT_COLUMNS = 20
 # Of a nearly maximin order: points near another, of a mean row, and neighbours looked at. KL
 # divergences (2000 points, 2 and 8 columns) within 10% of those of maximin, at 1 to 5% more than 2.
 THIN_DEGREE, THIN_NEIGHBORS = 2, 6

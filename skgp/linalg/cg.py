@@ -80,6 +80,7 @@ def block_cg(
     B: Tensor,  # (n, k)
     *,
     preconditioner: Matmul | None = None,  # V -> P^-1 V, symmetric positive definite
+    splitting: Matmul | None = None,  # V -> (A - P) V, where that is cheaper than A V
     X0: Tensor | None = None,  # (n, k), the start; zero by default, which saves one product
     tol: float | Tensor = 1e-6,  # relative residual at which a column stops; (k,) for one a column
     norm: Callable[[Tensor], Tensor] | None = None,  # of residuals (n, k): (1, k); Euclid's
@@ -95,11 +96,13 @@ def block_cg(
     In exact arithmetic the energy :math:`2 x^T b - x^T A x` rises from step to step, while the
     residual need not fall. An energy that drops, or a number that is not finite, ends the
     iteration: the products are too inexact, or A is not positive definite. One product with A and
-    one with the preconditioner an iteration, plus ``O(n k)``; memory ``5 n k`` numbers.
+    one with the preconditioner an iteration, plus ``O(n k)``; memory ``5 n k`` numbers. Of a
+    preconditioner that is solved exactly, :math:`A z = r + (A - P) z` of :math:`z = P^{-1} r`: a
+    `splitting` takes the place of the products with A.
     """
     X = torch.zeros_like(B) if X0 is None else X0.clone()
     R = B.clone() if X0 is None else B - matmul(X).to(B)
-    cg = _Recursion(matmul, preconditioner, B, X, R, tol, norm, dim=0)
+    cg = _Recursion(matmul, preconditioner, B, X, R, tol, norm, splitting, dim=0)
     best_X, best = cg.X.clone(), cg.energy()
     history: list[float] = []
     stopped = False
@@ -141,8 +144,11 @@ class _Recursion:
     (k, 1). R is the residual B - A X of the start X; both are overwritten.
     """
 
-    def __init__(self, matmul, preconditioner, B, X, R, tol, norm=None, *, dim: int):
+    def __init__(
+        self, matmul, preconditioner, B, X, R, tol, norm=None, splitting=None, *, dim: int
+    ):
         self._matmul, self._precondition, self._dim = matmul, preconditioner or torch.clone, dim
+        self._splitting = splitting
         self._norm = norm or partial(torch.linalg.vector_norm, dim=dim, keepdim=True)
         self.tol, self.n_iter, self.stalled = tol, 0, False
         self.coefficients: list[tuple[Tensor, Tensor]] = []
@@ -151,6 +157,9 @@ class _Recursion:
         self._B, self.X, self.R = B, X, R
         self._direction = self._precondition(R)
         self._rz = self._dot(R, self._direction)
+        self._product: Tensor | None = None  # A times the direction, where splitting tells it
+        if splitting is not None:
+            self._product = R + splitting(self._direction)
         self._step = torch.ones_like(self._rz)
         self.last_energy = torch.zeros_like(size)
         self.residual = self.relative(R)
@@ -193,7 +202,9 @@ class _Recursion:
 
         What is done, or has no such direction (`stalled`), stays as it is.
         """
-        product = self._matmul(self._direction).to(self._B)
+        product = self._product
+        if product is None:
+            product = self._matmul(self._direction).to(self._B)
         curvature = self._dot(self._direction, product)
         unfinished = self.residual > self.tol
         active = unfinished & torch.isfinite(curvature) & (curvature > 0)
@@ -212,6 +223,8 @@ class _Recursion:
         rz = self._dot(self.R, Z)
         ratio = torch.where(active & (self._rz > 0), rz / self._rz, 0.0)
         self._direction = Z + ratio * self._direction
+        if self._splitting is not None:
+            self._product = self.R + self._splitting(Z) + ratio * product
         self._rz = rz
         self.coefficients.append((step, ratio))
         return increment

@@ -221,11 +221,13 @@ def _at_mode(
     """Inducing points, neighbours, mode and posterior of given hyper-parameters.
 
     From f (n, c) near the mode, if there is one. The first `VECCHIA_INDUCING` of more inducing
-    points, which leave less and less variance, choose the neighbours.
+    points, which leave less and less variance, choose the neighbours; all observations leave none.
     """
     likelihood, _, generator = model
     Z = choose_inducing(kernel, data.X, settings.n_inducing or 0, generator)
-    index = neighbors_of(kernel, data.X, settings.n_neighbors, Z[:VECCHIA_INDUCING])
+    n_neighbors = settings.n_neighbors if len(Z) < len(data) else 0
+    index = neighbors_of(kernel, data.X, n_neighbors, Z[:VECCHIA_INDUCING])
+    n_predictive = n_predictive if index.shape[1] else 1
     problem = LatentEvidence(kernel, data, index, Z, *model, start)
     parameters = likelihood.initial(data.X) if parameters is None else parameters
     solve: list[float] = []

@@ -64,6 +64,19 @@ def test_block_cg_with_exact_preconditioner_takes_one_iteration(system):
     assert block_cg(lambda V: A @ V, B, preconditioner=lambda V: inverse @ V, tol=1e-8).n_iter == 1
 
 
+def test_block_cg_with_a_splitting_takes_the_same_steps(system):
+    A, B = system
+    P = A.diagonal().diag() + 0.3 * torch.outer(A[0], A[0])
+    options = {"preconditioner": lambda V: torch.linalg.solve(P, V), "tol": 1e-10}
+    found = block_cg(lambda V: A @ V, B, **options)
+    split = block_cg(lambda V: A @ V, B, splitting=lambda V: (A - P) @ V, **options)
+    assert split.converged and 10 < split.n_iter <= found.n_iter + 2
+    np.testing.assert_allclose(split.history[:10], found.history[:10], rtol=1e-8)
+    np.testing.assert_allclose(split.solution, found.solution, rtol=1e-6, atol=1e-7)
+    for one, other in zip(split.coefficients[:10], found.coefficients[:10], strict=True):
+        np.testing.assert_allclose(torch.cat(one), torch.cat(other), rtol=1e-6)
+
+
 def test_block_cg_start_at_the_solution_takes_no_iteration(system):
     A, B = system
     result = block_cg(lambda V: A @ V, B, X0=torch.linalg.solve(A, B), tol=1e-8)

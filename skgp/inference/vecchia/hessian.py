@@ -22,9 +22,10 @@ Beside inducing points a system of the n points takes a third to a tenth of the 
 .. math:: H_j^{-1} = I - R^T W_j^{1/2} B_j^{-1} W_j^{1/2} R, \quad
           B_j = I + W_j^{1/2} R R^T W_j^{1/2}, \quad |H_j| = |B_j|,
 
-preconditioned by the FITC approximation of [2]_, :math:`I + W_j^{1/2} (\Phi \Phi^T +
-\operatorname{diag} S) W_j^{1/2}`. Up to some hundred points a dense Cholesky factor takes their
-place, and everything is exact.
+preconditioned by the FITC approximation of [2]_, :math:`P_j = I + W_j^{1/2} (\Phi \Phi^T +
+\operatorname{diag} S) W_j^{1/2}`; the difference :math:`B_j - P_j`, of covariances between
+neighbours, takes no product with :math:`\Phi`. Up to some hundred points a dense Cholesky factor
+takes their place, and everything is exact.
 
 A likelihood that is not log-concave has negative curvatures where an observation is far from f. W
 is 0 there, so that H is positive definite: the posterior's covariance is that of the other
@@ -51,6 +52,7 @@ from torch import Tensor
 
 from skgp.inference.defaults import DRAW_NUMBERS, DRAW_TOL, LATENT_CG, LATENT_DENSE, PROBE_TOL
 from skgp.inference.vecchia.root import VecchiaRoot
+from skgp.inference.weights.design import add_gram
 from skgp.inference.weights.directions import Direction
 from skgp.linalg.cg import CGResult, block_cg
 from skgp.linalg.cholesky import cho_solve, jittered_cholesky, log_det
@@ -274,13 +276,19 @@ class InducingHessian(SparseHessian):
         return draws.reshape(len(draws), -1, probes[0].shape[1])
 
     def _solved(self, right: Tensor, tol: float | Tensor, **options: Any) -> CGResult:
-        """B^-1 right, (n, c k)."""
+        """B^-1 right, (n, c k); anew with B itself where P is too far from regular."""
         options |= {"preconditioner": self._by_fitc, "tol": tol, "max_iter": LATENT_CG}
-        return block_cg(self._inner, right, **options)
+        found = block_cg(self._inner, right, splitting=self._beyond_fitc, warn=False, **options)
+        return found if found.converged else block_cg(self._inner, right, **options)
 
     def _inner(self, V: Tensor) -> Tensor:
         """B V."""
         return V + self._scaled(self.root.matmul(self.root.rmatmul(self._scaled(V))))
+
+    def _beyond_fitc(self, V: Tensor) -> Tensor:
+        """(B - P) V, of the covariances that inducing points leave between neighbours."""
+        f, root = self._scaled(V), self.root
+        return self._scaled(root.local_matmul(f) - root.residual[:, None] * f)
 
     def _scaled(self, V: Tensor) -> Tensor:
         return self._by_columns(self._noise, V)
@@ -300,9 +308,12 @@ class InducingHessian(SparseHessian):
 
 def _inner_factors(E: Tensor, inner: Tensor) -> list[Tensor]:
     """Cholesky factors (m, m) of I + E' diag(w) E, of the columns w of `inner` (n, c)."""
-    M = torch.stack([E.mT @ (each[:, None] * E) for each in inner.mT])
-    M.diagonal(dim1=1, dim2=2).add_(1.0)
-    return [jittered_cholesky(each).factor for each in M]
+    factors = []
+    for root in inner.sqrt().mT:
+        M = torch.eye(E.shape[1]).to(E)
+        add_gram(M, root[:, None] * E)
+        factors.append(jittered_cholesky(M).factor)  # which reads the lower triangle
+    return factors
 
 
 def _log_dets(factors: list[Tensor]) -> Tensor:

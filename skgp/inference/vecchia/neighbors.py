@@ -29,6 +29,7 @@ from skgp.inference.defaults import (
     FIRST_BLOCK,
     LEAST_INFORMATION,
     NEIGHBOR_TILE,
+    PRODUCT_COLUMNS,
     THIN_DEGREE,
     THIN_NEIGHBORS,
 )
@@ -191,7 +192,9 @@ def _select_greedily(
         return torch.cat(parts)
     basis, points = gather_rows(features, near), gather_rows(X, near)  # (b, c, m), (b, c, d)
     left = diagonal[near]  # S_jj|N: (b, c)
-    known = basis @ basis.mT if m else None  # (b, c, c); one product, of which a third is used
+    # Products (b, c, c) of which a third is used, but one for all pivots.
+    known = basis @ basis.mT if m else None
+    whole = gram(kernel, points, method="expand") if X.shape[1] > PRODUCT_COLUMNS else None
     cross = gram(kernel, points, X[rows, None]) - basis @ features[rows, :, None]
     cross = cross[..., 0]  # S_ij|N: (b, c)
     info = torch.finfo(X.dtype)
@@ -204,7 +207,10 @@ def _select_greedily(
         pivot = torch.where(order < 0, order, cross.square() / least).argmax(1)  # (b,)
         picked.append(pivot)
         order[each, pivot] = -2.0
-        column = gram(kernel, points, points[each, pivot, None])[..., 0]
+        if whole is None:
+            column = gram(kernel, points, points[each, pivot, None])[..., 0]
+        else:
+            column = whole[each, pivot]
         if known is not None:
             column = column - known[each, pivot]
         past = factor[each, :k, pivot, None].mT @ factor[:, :k]  # (b, 1, c)

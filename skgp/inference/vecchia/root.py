@@ -59,6 +59,10 @@ class VecchiaRoot:
         local = self.std[:, None] * self._unit.rsolve(F)
         return torch.cat([self.features.mT @ F, local]) if self.n_inducing else local
 
+    def local_matmul(self, F: Tensor) -> Tensor:
+        """(I - B)^-1 D (I - B)^-T F, (n, k): R R' F without what inducing points explain."""
+        return self._unit.solve(self.std.square()[:, None] * self._unit.rsolve(F))
+
     @cached_property
     def matrix(self) -> Tensor:
         """R itself, (n, N), for few points."""

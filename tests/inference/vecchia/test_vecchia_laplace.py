@@ -168,6 +168,18 @@ def test_a_system_of_the_points_takes_few_iterations(rng):
     assert counts[1] < 0.6 * counts[0]
 
 
+@pytest.mark.filterwarnings("error")
+def test_a_system_far_from_regular_is_solved_by_its_own_products():
+    """Where rounding in FITC's inverse, by Woodbury's formula, is beyond the tolerance."""
+    random = np.random.default_rng(0)
+    root = VecchiaRoot(conditionals(4, 12, KERNEL.theta + np.array([8.0, 1.0, 1.0]))[0])
+    W = torch.tensor(random.exponential(size=(40, 1)))
+    B = torch.tensor(random.standard_normal((52, 2)))
+    found = InducingHessian(root, W).solve(B, 1e-8)[0]
+    H = torch.eye(52, dtype=torch.float64) + root.matrix.mT @ (W * root.matrix)
+    assert float((B - H @ found).norm() / B.norm()) < 1e-7
+
+
 def test_a_root_keeps_no_tile(monkeypatch):
     monkeypatch.setattr("skgp.inference.vecchia.conditionals.CACHED_NUMBERS", 500)
     found, left = conditionals(4, 6)[0], []

@@ -55,6 +55,28 @@ def test_neighbors_are_the_earlier_points_that_tell_most(H, m, noise):
         assert set(index[i]) == set(expected) | (set() if len(expected) == H else {i})
 
 
+@pytest.mark.parametrize("m", [0, 30])
+def test_covariances_of_many_columns_by_products_choose_the_same_neighbors(m, monkeypatch):
+    X = torch.tensor(points(300, 24))
+    kernel = Matern(np.linspace(1.0, 3.0, 24), nu=1.5)
+    Z = torch.tensor(points(m, 24, seed=1))
+    phi = global_features(kernel, X, Z, inducing_factor(kernel, Z)) if m else None
+    found = []
+    for columns, method in ((20, "expand"), (24, "direct")):
+        methods, gram = set(), neighbors.gram
+
+        def heard(*given, method="direct", gram=gram, methods=methods):
+            methods.add(method)
+            return gram(*given, method=method)
+
+        monkeypatch.setattr(neighbors, "PRODUCT_COLUMNS", columns)
+        with monkeypatch.context() as patch:
+            patch.setattr(neighbors, "gram", heard)
+            found.append(earlier_neighbors(kernel, X, 8, phi))
+        assert method in methods and ("expand" in methods) == (method == "expand")
+    assert bool((found[0] == found[1]).all())
+
+
 def test_neighbors_of_many_points_are_found_in_prefixes():
     X = points(600)
     index = earlier_neighbors(KERNEL, torch.tensor(X), 7).numpy()
