@@ -66,6 +66,7 @@ from skgp.estimators._base import Backend, BaseGP
 from skgp.estimators._blocks import in_memory, training_blocks
 from skgp.estimators._fitting import fit_context, fit_session
 from skgp.estimators._kernels import default_kernels, refuse_noise, with_noise
+from skgp.estimators._log_scale import LogScale
 from skgp.estimators._parameters import Interval, StrOptions
 from skgp.estimators._regression_predictions import RegressionPredictions
 from skgp.estimators.defaults import DF_BOUNDS, DF_START, LARGE_COUNT, LEAST_COUNT, SIGNAL_BOUNDS
@@ -210,17 +211,20 @@ class StreamingGPRegressor(BaseGPRegressor):
         """Change the posterior by observations beyond those of the last call."""
 
 
-class LikelihoodGPRegressor(BaseGPRegressor):
+class LikelihoodGPRegressor(LogScale, BaseGPRegressor):
     """A regressor with one latent function and Gaussian or Student-t noise, counts, or any other.
 
     Its hooks `_means` and `_moments` are (n, 1); or (n, t) and (n, 1) of several targets.
 
     Parameters
     ----------
-    likelihood : {"gaussian", "student_t", "poisson"} or instance, default="gaussian"
-        Observation noise: "student_t" for targets with outliers, "poisson" for counts. An instance
-        of a class of ``skgp.likelihoods``, or of your own, learns its free parameters; additive
-        noise is relative to the standardised targets, as the kernel is.
+    likelihood : str or instance, default="auto"
+        Observation noise: "gaussian"; "lognormal" of positive targets whose noise grows with their
+        level, log y = f + Gaussian noise; "student_t" of targets with outliers; "poisson" of
+        counts. "auto" is "gaussian", or "lognormal" of 50 positive targets or more, with
+        ``kernel=None``, where predictions left out are clearly likelier so (`likelihood_`). An
+        instance of a class of ``skgp.likelihoods``, or of your own, learns its free parameters;
+        additive noise is relative to the standardised targets, as the kernel is.
     link : {"exp", "softplus"}, default="exp"
         Of "poisson": the rate is exp(f) or log(1 + exp(f)). Other likelihoods have none.
     degrees_of_freedom : float or "auto", default="auto"
@@ -233,20 +237,25 @@ class LikelihoodGPRegressor(BaseGPRegressor):
     ----------
     kernel_ : Kernel
         With the hyper-parameters learned, noise included.
+    likelihood_ : str or instance
+        "gaussian" or "lognormal" of "auto", else `likelihood`.
     noise_variance_ : float or ndarray of shape (t,)
-        In squared units of y; none for counts.
+        In squared units of y, or of log y; none for counts.
     likelihood_scale_ : float
         Of Student-t noise, in units of y.
     degrees_of_freedom_ : float
         Of Student-t noise.
     y_mean_, y_scale_ : float or ndarray of shape (t,)
         Mean and standard deviation of the targets, for Student-t noise of those that are no gross
-        outliers.
+        outliers, or of their logarithms.
     """
 
     _parameter_constraints: dict[str, list[Any]] = {
         **BaseGPRegressor._parameter_constraints,
-        "likelihood": [StrOptions({"gaussian", "student_t", "poisson"}), NumericLikelihood],
+        "likelihood": [
+            StrOptions({"auto", "gaussian", "lognormal", "student_t", "poisson"}),
+            NumericLikelihood,
+        ],
         "link": [StrOptions({"exp", "softplus"})],
         "degrees_of_freedom": [Interval(Real, 0, None, closed="neither"), StrOptions({"auto"})],
     }
@@ -278,7 +287,7 @@ class LikelihoodGPRegressor(BaseGPRegressor):
 
     @property
     def _is_gaussian(self) -> bool:
-        return self.likelihood == "gaussian" or getattr(self.likelihood, "is_gaussian", False)
+        return self._has_gaussian_name or getattr(self.likelihood, "is_gaussian", False)
 
     @property
     def _is_additive(self) -> bool:  # type: ignore[override]

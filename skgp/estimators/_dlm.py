@@ -134,7 +134,7 @@ class DLMGPRegressor(SparseGPMixin, LikelihoodGPRegressor, StreamingGPRegressor)
         *,
         objective="log_loss",
         beta=1.0,
-        likelihood="gaussian",
+        likelihood="auto",
         link="exp",
         n_inducing="auto",
         inducing="learned",
@@ -165,11 +165,20 @@ class DLMGPRegressor(SparseGPMixin, LikelihoodGPRegressor, StreamingGPRegressor)
 
     def _check_parameters(self, *, stream: bool = False) -> None:
         super()._check_parameters(stream=stream)
-        if not self._is_gaussian and self.objective in ("square_loss", "fitc"):
+        squared = self.objective == "square_loss"
+        if (
+            (squared or self.objective == "fitc")
+            and not self._is_gaussian
+            or (squared and self.likelihood == "lognormal")
+        ):
             raise ValueError(
                 f"objective={self.objective!r} needs likelihood='gaussian'; got "
                 f"likelihood={self.likelihood!r}. Use objective='log_loss' or 'elbo'."
             )
+
+    def _logs_predict_better(self, X, y, sample_weight):
+        squared = self.objective == "square_loss"  # of y, not of log y
+        return not squared and super()._logs_predict_better(X, y, sample_weight)
 
     def _learn(
         self, data: Data, session: FitSession, backend: Backend, *, stream: bool = False

@@ -170,8 +170,7 @@ def regressor_of(estimator: Any, y: np.ndarray, alpha: float) -> tuple[Any, floa
     if estimator.method_ == "vecchia" or estimator.likelihood == "gaussian":
         from skgp.estimators._vecchia import VecchiaGPRegressor
 
-        shared.pop("likelihood")
-        return VecchiaGPRegressor(**shared), noise
+        return VecchiaGPRegressor(**{**shared, "likelihood": "gaussian"}), noise
     from skgp.estimators._swsgp import SWSGPRegressor
 
     return SWSGPRegressor(**shared), noise

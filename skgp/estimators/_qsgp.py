@@ -39,11 +39,14 @@ class QSGPRegressor(QSGPFitting):
         that are candidates: by default all of up to 20000 observations, else 2000. Of "neighbors",
         their number: 128, half of them the nearest of all observations, the others the nearest of
         one observation in 16 and of one in 256.
-    likelihood : {"gaussian", "laplace"}, default="gaussian"
-        Observation noise. "laplace" is for targets of which some are grossly wrong: it takes the
-        absolute error, finds the hyper-parameters without the outliers, and serves
-        ``basis="inducing"`` and "fourier" with ``solver="cholesky"`` and ``covariance="full"``.
-        Beyond m n = 1e7 its features are in float32 if that costs no accuracy.
+    likelihood : {"auto", "gaussian", "lognormal", "laplace"}, default="auto"
+        Observation noise. "lognormal" is for positive targets whose noise grows with their level:
+        log y = f + Gaussian noise. "auto" is "gaussian", or "lognormal" of 50 positive targets or
+        more, with ``kernel=None``, where predictions left out are clearly likelier so. "laplace" is
+        for targets of which some are grossly wrong: it takes the absolute error, finds the
+        hyper-parameters without the outliers, and serves ``basis="inducing"`` and "fourier" with
+        ``solver="cholesky"`` and ``covariance="full"``. Beyond m n = 1e7 its features are in
+        float32 if that costs no accuracy.
     solver : {"auto", "cholesky", "cg", "gauss-seidel", "sgd"}, default="auto"
         "cholesky" is exact, offers every covariance, ``partial_fit`` with Fourier features, and
         costs :math:`O(n m^2)`, or :math:`O(n^3)` with one basis function per observation. "cg" is
@@ -100,8 +103,10 @@ class QSGPRegressor(QSGPFitting):
     n_basis_ : int
     reason_ : str
         Why these were chosen.
+    likelihood_ : str
+        "gaussian" or "lognormal" of "auto", else `likelihood`.
     noise_variance_ : float or ndarray of shape (t,)
-        In squared units of y; of Laplace noise twice the square of its scale.
+        In squared units of y, or of log y; of Laplace noise twice the square of its scale.
     likelihood_scale_ : float
         Scale b of Laplace noise, in units of y.
     relevance_ : ndarray of int
@@ -171,7 +176,7 @@ class QSGPRegressor(QSGPFitting):
         **QSGPFitting._parameter_constraints,
         **CONSTRAINTS,
         "basis": [StrOptions({"auto", "fourier", "inducing", "neighbors", "relevance"})],
-        "likelihood": [StrOptions({"gaussian", "laplace"})],
+        "likelihood": [StrOptions({"auto", "gaussian", "lognormal", "laplace"})],
         "solver": [StrOptions({"auto", "cholesky", "cg", "gauss-seidel", "sgd"})],
         "covariance": [StrOptions({"auto", "diagonal", "chevron", "full", "samples"})],
         "early_stopping": ["boolean"],
@@ -200,7 +205,7 @@ class QSGPRegressor(QSGPFitting):
         *,
         basis="auto",
         n_basis=None,
-        likelihood="gaussian",
+        likelihood="auto",
         solver="auto",
         covariance="auto",
         n_dense_columns=100,

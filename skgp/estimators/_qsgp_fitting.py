@@ -19,6 +19,7 @@ from skgp.data import Data
 from skgp.estimators._base import Backend, BaseGP, arrays, merged, to_tensor
 from skgp.estimators._base_regressor import StreamingGPRegressor
 from skgp.estimators._fitting import Callback, FitSession
+from skgp.estimators._log_scale import LogScale
 from skgp.estimators._parameters import Interval, StrOptions, warn_at_bounds
 from skgp.estimators._reduction import cluster_centres
 from skgp.estimators.defaults import GRAPH_COPIES
@@ -160,7 +161,7 @@ def inducing_points(problem: Problem, plan: Plan, given: Data) -> Tensor | None:
     return to_tensor(Z, device=problem.data.X.device)
 
 
-class QSGPFitting(QSGPMixin, StreamingGPRegressor):
+class QSGPFitting(QSGPMixin, LogScale, StreamingGPRegressor):
     """The hooks of the regressors' interface, by the functions of :mod:`skgp.models.qsgp`."""
 
     early_stopping: bool
@@ -172,7 +173,7 @@ class QSGPFitting(QSGPMixin, StreamingGPRegressor):
 
     def _streams(self) -> bool:
         """Whether there is a ``partial_fit``; the reason becomes that of an AttributeError."""
-        if self.likelihood != "gaussian":
+        if not self._has_gaussian_name:
             raise AttributeError(
                 "partial_fit needs likelihood='gaussian', whose data have sums that suffice; got "
                 f"likelihood={self.likelihood!r}."
@@ -190,9 +191,10 @@ class QSGPFitting(QSGPMixin, StreamingGPRegressor):
 
     @property
     def _one_target(self) -> str | None:
-        alone = {"basis": "relevance", "likelihood": "laplace", "solver": "sgd"}
-        asked = (f" with {k}={v!r}" for k, v in alone.items() if getattr(self, k) == v)
-        return next(asked, None)
+        alone: dict[str, tuple[str, ...]] = {"basis": ("relevance",), "solver": ("sgd",)}
+        alone["likelihood"] = "laplace", "lognormal"
+        asked = {k: getattr(self, k) for k in alone}
+        return next((f" with {k}={v!r}" for k, v in asked.items() if v in alone[k]), None)
 
     def _check_parameters(self, *, stream: bool = False) -> None:
         if stream and self.solver not in ("auto", "cholesky"):
@@ -228,7 +230,8 @@ class QSGPFitting(QSGPMixin, StreamingGPRegressor):
         self._keep_relevance(fit, session)
 
     def _takes_blocks(self, n_columns: int) -> bool:
-        if self.likelihood != "gaussian" or self.basis not in ("auto", "fourier", "inducing"):
+        gaussian = self.likelihood in ("auto", "gaussian")
+        if not gaussian or self.basis not in ("auto", "fourier", "inducing"):
             return False
         if self.solver == "sgd":
             fourier = self.kernel is None or has_spectral_density(split_noise(self.kernel)[0])
@@ -275,7 +278,9 @@ class QSGPFitting(QSGPMixin, StreamingGPRegressor):
         """What the parameters ask for, refused at once where it cannot be had."""
         asked = self._plan()
         if self.basis == "relevance":
-            return resolve_relevance(asked, self.likelihood)
+            return resolve_relevance(
+                asked, "gaussian" if self._has_gaussian_name else self.likelihood
+            )
         if self.likelihood == "laplace":
             check_laplace(asked)
         return asked
@@ -283,7 +288,7 @@ class QSGPFitting(QSGPMixin, StreamingGPRegressor):
     def _distinct(self, data: Data, backend: Backend) -> Data:
         """Observations, those of equal inputs merged where the likelihood allows."""
         if self.solver != "sgd":
-            return merged(data, backend.device, replicates=self.likelihood == "gaussian")
+            return merged(data, backend.device, replicates=self._has_gaussian_name)
         if data.weight is not None:
             raise ValueError(
                 "sample_weight is not supported by solver='sgd'; use solver='cholesky' or "
@@ -351,7 +356,7 @@ class QSGPFitting(QSGPMixin, StreamingGPRegressor):
         """Fit the posterior for fixed hyper-parameters."""
         if asked.basis == "relevance":
             return qsgp.fit_relevance_vectors(problem, asked)
-        if self.likelihood == "gaussian":
+        if self._has_gaussian_name:
             return qsgp.fit_regression(problem, asked, state=state)
         plan = resolve_laplace(asked, len(problem.data), problem.kernel)
         Z = inducing_points(problem, plan, problem.data)

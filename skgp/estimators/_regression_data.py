@@ -101,6 +101,8 @@ class RegressionData(LatentFunction):
         X, y, sample_weight = keep_weighted_rows(X, self._checked_target(y), sample_weight)
         if reset:
             self._begin_fit(informed=len(y) > 1)
+            if not stream:
+                self._choose_scale(X, y, sample_weight)
         offset = self._training_offset(exposure, n_rows, given)
         z = self._target(y, sample_weight) if reset else self._to_z(y)
         sample_weight = self._relative_weight(X, y, sample_weight, reset=reset)
@@ -108,6 +110,9 @@ class RegressionData(LatentFunction):
         return Data(
             to_tensor(X), to_tensor(z), *(None if c is None else to_tensor(c) for c in columns)
         )
+
+    def _choose_scale(self, X: np.ndarray, y: np.ndarray, sample_weight: np.ndarray | None) -> None:
+        """Decide what of y is modelled, where that is for the data."""
 
     def _relative_weight(
         self, X: np.ndarray, y: np.ndarray, weight: np.ndarray | None, *, reset: bool
@@ -188,19 +193,19 @@ class RegressionData(LatentFunction):
         mean, scale = (with_axes(v, np.ndim(z) - 2) for v in (self.y_mean_, self.y_scale_))
         return mean + scale * z
 
-    # What is predicted of y, where that is more than f in other units (`SeriesScale`):
+    # What is predicted of y, where that is more than f in other units (`LogScale`):
 
     def _observed(self, z: np.ndarray) -> np.ndarray:
         """Return standardised observations, or quantiles of such, in the units of y."""
         return self._to_y(z)
 
-    def _observed_mean(self, mean: np.ndarray) -> np.ndarray:
-        """Return what is predicted of y, given means of z."""
+    def _observed_mean(self, mean: np.ndarray, var: np.ndarray | float = 0.0) -> np.ndarray:
+        """Return what is predicted of y, given moments of z."""
         return self._to_y(mean)
 
     def _observed_moments(self, mean: np.ndarray, var: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return what is predicted of y, and its standard deviation, given moments of z."""
-        return self._observed_mean(mean), self.y_scale_ * np.sqrt(var)
+        return self._observed_mean(mean, var), self.y_scale_ * np.sqrt(var)
 
     def _observed_covariance(self, mean: np.ndarray, covariance: np.ndarray) -> np.ndarray:
         """Return the covariance of y, (n, n) or (n, n, t), given mean and covariance of z."""

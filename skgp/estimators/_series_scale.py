@@ -18,15 +18,7 @@ from sklearn.gaussian_process.kernels import Kernel
 from skgp.data import Data
 from skgp.estimators._base import to_tensor
 from skgp.estimators._base_regressor import LikelihoodGPRegressor
-from skgp.estimators._functions import FourArrays
-from skgp.estimators._log_normal import (
-    check_positive_targets,
-    exponential,
-    log_normal_gradients,
-    log_normal_std,
-)
 from skgp.estimators._parameters import StrOptions
-from skgp.estimators._predictive import exponential_covariance
 from skgp.estimators._state_space_common import StateSpaceMixin
 from skgp.estimators._state_space_states import kernel_of, series_of
 from skgp.estimators.defaults import LOG_LEAST_ROWS, LOG_NATS, LOG_RATIOS
@@ -53,8 +45,6 @@ class SeriesScale(StateSpaceMixin, LikelihoodGPRegressor):
 
     Attributes
     ----------
-    likelihood_ : str or instance
-        "gaussian" or "lognormal" of "auto", else `likelihood`.
     noise_variance_ : float
         In squared units of y, or of log y; none for counts. Of few observations the mean over its
         posterior.
@@ -72,33 +62,16 @@ class SeriesScale(StateSpaceMixin, LikelihoodGPRegressor):
         ],
     }
 
-    #: Whether the model is of log y: f is then in its units, and what is observed log-normal.
-    _of_log = False
-
-    @property
-    def likelihood_(self) -> str | NumericLikelihood:
-        """The likelihood: "gaussian" or "lognormal" of "auto"."""
-        if self.likelihood != "auto":
-            return self.likelihood
-        return "lognormal" if self._of_log else "gaussian"
-
-    @property
-    def _is_gaussian(self) -> bool:
-        return self.likelihood in ("auto", "lognormal") or super()._is_gaussian
-
-    @property
-    def _remedy_of_logs(self) -> str:
-        if self.likelihood == "auto":
-            return (
-                "likelihood='auto' chose so by the targets of fit. Call fit with all observations, "
-                "or with likelihood='gaussian'."
-            )
-        return "Use likelihood='gaussian', or leave these rows out."
+    #: Far ahead the mean over f is that of the least likely growth.
+    _averages_over_f = False
 
     @property
     def _chooses_scale(self) -> bool:
         """Whether the data may decide for log y."""
         return self.likelihood == "auto" and self._is_default and self._learns
+
+    def _logs_predict_better(self, X: Any, y: Any, sample_weight: Any) -> bool:
+        return False  # the evidence of a structure found for y tells, later
 
     def _on_better_scale(
         self,
@@ -132,50 +105,3 @@ class SeriesScale(StateSpaceMixin, LikelihoodGPRegressor):
             return found
         self.__dict__.update(rival.__dict__)
         return other
-
-    # ---- of log y ------------------------------------------------------------------------
-
-    def _checked_target(self, y: np.ndarray) -> np.ndarray:
-        if self._of_log:
-            check_positive_targets(y, self._remedy_of_logs)
-        return super()._checked_target(y)
-
-    def _target(self, y: np.ndarray, sample_weight: np.ndarray | None) -> np.ndarray:
-        return super()._target(np.log(y) if self._of_log else y, sample_weight)
-
-    def _to_z(self, y: Any) -> Any:
-        return super()._to_z(np.log(y) if self._of_log else y)
-
-    def _observed(self, z: np.ndarray) -> np.ndarray:
-        return exponential(self._to_y(z)) if self._of_log else super()._observed(z)
-
-    def _observed_mean(self, mean: np.ndarray) -> np.ndarray:
-        """Its mean given f, at the mean of f."""
-        if not self._of_log:
-            return super()._observed_mean(mean)
-        return exponential(self._to_y(mean) + 0.5 * self.noise_variance_)
-
-    def _observed_moments(self, mean: np.ndarray, var: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        if not self._of_log:
-            return super()._observed_moments(mean, var)
-        std = log_normal_std(self._to_y(mean), self.y_scale_**2 * var)
-        return self._observed_mean(mean), std
-
-    def _observed_covariance(self, mean: np.ndarray, covariance: np.ndarray) -> np.ndarray:
-        covariance = super()._observed_covariance(mean, covariance)
-        return exponential_covariance(self._to_y(mean), covariance) if self._of_log else covariance
-
-    def _observed_gradients(self, mean, var, d_mean, d_var) -> FourArrays:
-        if not self._of_log:
-            return super()._observed_gradients(mean, var, d_mean, d_var)
-        scale, centre = self.y_scale_, self._observed_mean(mean)
-        slopes = scale * d_mean, scale**2 * d_var
-        return log_normal_gradients(centre, self._to_y(mean), scale**2 * var, *slopes)
-
-    def _observed_log_density(self, X: np.ndarray, y: np.ndarray, **offset: Any) -> np.ndarray:
-        """Minus infinity of y without a logarithm."""
-        if not self._of_log:
-            return super()._observed_log_density(X, y, **offset)
-        some = np.maximum(y, np.finfo(np.float64).tiny)
-        log_density = super()._observed_log_density(X, some, **offset) - np.log(some)
-        return np.where(y > 0, log_density, -np.inf)

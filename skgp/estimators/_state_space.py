@@ -206,8 +206,6 @@ class StateSpaceGPRegressor(SeriesScale, StreamingGPRegressor):
     # ---- training ------------------------------------------------------------------------
 
     def _training_data(self, X, y, sample_weight=None, exposure=None, **how):
-        if how.get("reset", True):
-            self._of_log = self.likelihood == "lognormal"
         X, y, sample_weight, exposure = observed_rows(X, y, sample_weight, exposure)
         return super()._training_data(X, y, sample_weight, exposure, **how)
 

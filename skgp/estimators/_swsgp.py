@@ -186,7 +186,7 @@ class SWSGPRegressor(SWSGPMixin, LikelihoodGPRegressor, StreamingGPRegressor):
         kernel=None,
         *,
         method="variational",
-        likelihood="gaussian",
+        likelihood="auto",
         link="exp",
         n_inducing=None,
         n_neighbors="auto",
@@ -224,7 +224,7 @@ class SWSGPRegressor(SWSGPMixin, LikelihoodGPRegressor, StreamingGPRegressor):
         return None if self.method == "kriging" else f" with method={self.method!r}"
 
     def _check_parameters(self, *, stream: bool = False) -> None:
-        if self.method == "kriging" and self.likelihood != "gaussian":
+        if self.method == "kriging" and not self._is_gaussian:
             raise ValueError(
                 f"method='kriging' needs likelihood='gaussian'; got {self.likelihood!r}. Use "
                 "method='variational'."

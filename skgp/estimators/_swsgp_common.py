@@ -132,7 +132,7 @@ class SWSGPMixin(ProjectionMixin):
     # ---- training ------------------------------------------------------------------------
 
     def _takes_blocks(self, n_columns: int) -> bool:
-        return self.method == "variational"
+        return self.method == "variational" and self.likelihood != "lognormal"
 
     def _projection_helps(self, data: Data, n_latent: int, backend: Backend) -> bool:
         """Not where all rows are neighbours: nothing is gained by fewer columns there."""

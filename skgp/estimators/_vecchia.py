@@ -175,11 +175,8 @@ class VecchiaGPRegressor(VecchiaMixin, LikelihoodGPRegressor):
         the noise is Gaussian, 100. More is lowered to the number of distinct inputs, with a
         warning.
     {ordering}
-    likelihood : {"gaussian", "student_t", "poisson"} or instance, default="gaussian"
-        Observation noise: "student_t" for targets with outliers, "poisson" for counts. An instance
-        of a class of ``skgp.likelihoods``, or of your own, learns its free parameters; additive
-        noise is relative to the standardised targets, as the kernel is. The log-density must be
-        twice differentiable in f.
+    {likelihood}
+        The log-density must be twice differentiable in f.
     {link, degrees_of_freedom, optimizer, normalize_y}
     max_iter : int, default=30
         Iterations of L-BFGS-B, at most, of each of three stages of the search (two, unless the
@@ -275,7 +272,7 @@ class VecchiaGPRegressor(VecchiaMixin, LikelihoodGPRegressor):
         n_neighbors=VECCHIA_NEIGHBORS,
         n_inducing=None,
         ordering="auto",
-        likelihood="gaussian",
+        likelihood="auto",
         link="exp",
         degrees_of_freedom="auto",
         optimizer="auto",
@@ -306,32 +303,33 @@ class VecchiaGPRegressor(VecchiaMixin, LikelihoodGPRegressor):
 
     @property
     def _one_target(self) -> str | None:
-        return None if self.likelihood == "gaussian" else f" with likelihood={self.likelihood!r}"
+        several = self.likelihood in ("auto", "gaussian")
+        return None if several else f" with likelihood={self.likelihood!r}"
 
     @property
     def _chooses_inducing(self) -> bool:  # type: ignore[override]
-        return self.likelihood == "gaussian"
+        return self._has_gaussian_name
 
     @property
     def _most_inducing(self) -> int:  # type: ignore[override]
-        return VECCHIA_INDUCING if self.likelihood == "gaussian" else VECCHIA_LATENT_INDUCING
+        return VECCHIA_INDUCING if self._has_gaussian_name else VECCHIA_LATENT_INDUCING
 
     @property
     def _n_search_stages(self) -> int:  # type: ignore[override]
-        return 3 if self.likelihood == "gaussian" else 2
+        return 3 if self._has_gaussian_name else 2
 
     @property
     def _n_rows(self) -> int | None:
         if self.batch_size != "auto":
             return self.batch_size
-        return VECCHIA_ROWS if self.likelihood == "gaussian" else VECCHIA_LABELS
+        return VECCHIA_ROWS if self._has_gaussian_name else VECCHIA_LABELS
 
     def _learn(
         self, data: Data, session: FitSession, backend: Backend, *, stream: bool = False
     ) -> None:
         kernels = self._kernels(*arrays(data))
         white = split_noise(kernels[0])[1] if self._own_likelihood is None else None
-        gaussian = self.likelihood == "gaussian"
+        gaussian = self._has_gaussian_name
         offset = self._offset(float(data.weighted_sum(data.y)), data.exposure)
         data = merged(data, backend.device, replicates=gaussian)
         settings = self._settings(data)

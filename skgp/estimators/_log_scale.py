@@ -1,0 +1,154 @@
+r"""Regressors that model :math:`y = f + \varepsilon`, or :math:`\log y = f + \varepsilon`.
+
+The latter is for positive targets whose noise grows with their level, as prices, sizes, durations
+and concentrations. z is then the standardised logarithm, and what is observed is log-normal
+(:mod:`skgp.estimators._log_normal`). Given "auto" the data decide: of some observations each is
+predicted from all others on either scale (:mod:`skgp.learning.log_targets`).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from skgp.data import Data
+from skgp.estimators import defaults
+from skgp.estimators._base import to_tensor
+from skgp.estimators._functions import FourArrays
+from skgp.estimators._kernels import default_kernels
+from skgp.estimators._log_normal import (
+    check_positive_targets,
+    exponential,
+    log_normal_gradients,
+    log_normal_std,
+)
+from skgp.estimators._predictive import exponential_covariance
+from skgp.estimators._regression_predictions import RegressionPredictions
+from skgp.kernels.scales import capped_weights
+from skgp.learning.log_targets import logs_predict_better
+
+
+class LogScale(RegressionPredictions):
+    """A regressor that may be of log y.
+
+    Attributes
+    ----------
+    likelihood_ : str or instance
+        "gaussian" or "lognormal" of "auto", else `likelihood`.
+    """
+
+    likelihood: Any
+    kernel: Any
+
+    #: Whether the model is of log y: f is then in its units, and what is observed log-normal.
+    _of_log = False
+    #: Whether what is predicted of y averages over f, too, and not over its noise alone.
+    _averages_over_f = True
+
+    @property
+    def likelihood_(self) -> Any:
+        """The likelihood: "gaussian" or "lognormal" of "auto"."""
+        if self.likelihood != "auto":
+            return self.likelihood
+        return "lognormal" if self._of_log else "gaussian"
+
+    @property
+    def _has_gaussian_name(self) -> bool:
+        """Whether noise is Gaussian, of y or of log y, by name."""
+        return self.likelihood in ("gaussian", "lognormal", "auto")
+
+    @property
+    def _remedy_of_logs(self) -> str:
+        if self.likelihood == "auto":
+            return (
+                "likelihood='auto' chose so by the targets of fit. Call fit with all observations, "
+                "or with likelihood='gaussian'."
+            )
+        return "Use likelihood='gaussian', or leave these rows out."
+
+    # ---- the choice ------------------------------------------------------------------------
+
+    def _begin_fit(self, *, informed: bool = True) -> None:
+        super()._begin_fit(informed=informed)
+        self._of_log = self.likelihood == "lognormal"
+
+    def _choose_scale(self, X: np.ndarray, y: np.ndarray, sample_weight: np.ndarray | None) -> None:
+        asked = self.likelihood == "auto" and self.kernel is None and self._learns
+        if asked and _may_be_logs(y):
+            self._of_log = self._logs_predict_better(X, y, sample_weight)
+
+    def _logs_predict_better(
+        self, X: np.ndarray, y: np.ndarray, sample_weight: np.ndarray | None
+    ) -> bool:
+        capped = capped_weights(sample_weight)
+        data = Data(to_tensor(X), to_tensor(y), None if capped is None else to_tensor(capped))
+        some = data.some(defaults.LOG_ROWS[1], torch.Generator().manual_seed(0))
+        return logs_predict_better(default_kernels(*_arrays(some))[0], some)
+
+    # ---- of log y --------------------------------------------------------------------------
+
+    def _target(self, y: np.ndarray, sample_weight: np.ndarray | None) -> np.ndarray:
+        return super()._target(self._log(y), sample_weight)
+
+    def _to_z(self, y: Any) -> Any:
+        return super()._to_z(self._log(y))
+
+    def _log(self, y: np.ndarray) -> np.ndarray:
+        if not self._of_log:
+            return y
+        check_positive_targets(y, self._remedy_of_logs)
+        return np.log(y)
+
+    @property
+    def _predicts_latent(self) -> bool:
+        return super()._predicts_latent and not (self._of_log and self._averages_over_f)
+
+    def _observed(self, z: np.ndarray) -> np.ndarray:
+        return exponential(self._to_y(z)) if self._of_log else super()._observed(z)
+
+    def _observed_mean(self, mean: np.ndarray, var: np.ndarray | float = 0.0) -> np.ndarray:
+        if not self._of_log:
+            return super()._observed_mean(mean, var)
+        spread = self.y_scale_**2 * var if self._averages_over_f else self.noise_variance_
+        return exponential(self._to_y(mean) + 0.5 * spread)
+
+    def _observed_moments(self, mean: np.ndarray, var: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        if not self._of_log:
+            return super()._observed_moments(mean, var)
+        std = log_normal_std(self._to_y(mean), self.y_scale_**2 * var)
+        return self._observed_mean(mean, var), std
+
+    def _observed_covariance(self, mean: np.ndarray, covariance: np.ndarray) -> np.ndarray:
+        covariance = super()._observed_covariance(mean, covariance)
+        return exponential_covariance(self._to_y(mean), covariance) if self._of_log else covariance
+
+    def _observed_gradients(self, mean, var, d_mean, d_var) -> FourArrays:
+        if not self._of_log:
+            return super()._observed_gradients(mean, var, d_mean, d_var)
+        scale, centre = self.y_scale_, self._observed_mean(mean, var)
+        slope, d_var = scale * d_mean, scale**2 * d_var
+        of_centre = slope + 0.5 * d_var if self._averages_over_f else slope
+        std, d_std = log_normal_gradients(self._to_y(mean), scale**2 * var, slope, d_var)
+        return centre, std, centre[..., None] * of_centre, d_std
+
+    def _observed_log_density(self, X: np.ndarray, y: np.ndarray, **offset: Any) -> np.ndarray:
+        """Minus infinity of y without a logarithm."""
+        if not self._of_log:
+            return super()._observed_log_density(X, y, **offset)
+        some = np.maximum(y, np.finfo(np.float64).tiny)
+        log_density = super()._observed_log_density(X, some, **offset) - np.log(some)
+        return np.where(y > 0, log_density, -np.inf)
+
+
+def _may_be_logs(y: np.ndarray) -> bool:
+    """Whether targets are positive, of one column, enough, and of more than one magnitude."""
+    if y.ndim > 1 or len(y) < defaults.LOG_ROWS[0] or y.min() <= 0:
+        return False
+    low, high = defaults.LOG_RATIOS
+    return low <= y.max() / y.min() <= high
+
+
+def _arrays(data: Data) -> tuple[np.ndarray, np.ndarray | None]:
+    return data.X.numpy(), None if data.weight is None else data.weight.numpy()

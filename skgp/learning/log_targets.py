@@ -1,0 +1,59 @@
+r"""Whether noise is rather added to log y than to y.
+
+A Gaussian process of either scale predicts some observations, each from all others (Rasmussen and
+Williams, 2006, section 5.4.2). The density of y of a process of log y is that of log y divided by
+y, and its mean :math:`e^{m + v / 2}`. Log y is the more complex scale: it needs clearly better
+densities, and squared errors of the means of y that are no worse, beyond noise.
+"""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from skgp.data import Data
+from skgp.kernels.expression import split_noise
+from skgp.learning import defaults
+from skgp.learning.kernel_choice import maximise_evidence
+from skgp.learning.selection import improves
+from skgp.linalg import NotPositiveDefiniteError
+
+
+def logs_predict_better(kernel: Any, data: Data) -> bool:
+    """Of some hundred observations with positive y (n,), and a kernel with a WhiteKernel.
+
+    ``O(n^3)`` some 30 times.
+    """
+    try:
+        (plain, error), (logs, error_of_logs) = (left_out(kernel, data, f) for f in (False, True))
+    except NotPositiveDefiniteError:
+        return False
+    unit = error.mean()
+    options: dict[str, Any] = {"weight": data.weight, "n_errors": defaults.LOG_ERRORS}
+    worse = improves(error / unit, error_of_logs / unit, **options)
+    return not worse and improves(logs, plain, **options)
+
+
+def left_out(kernel: Any, data: Data, of_log: bool) -> tuple[np.ndarray, np.ndarray]:
+    """Minus log densities of y (n,), in nats, and squared errors of its means.
+
+    As of observations of weight 1: what others count for is for those who average.
+    """
+    y = data.y.numpy()
+    u = np.log(y) if of_log else y
+    mean = np.average(u, weights=data.weight)
+    scale = np.average((u - mean) ** 2, weights=data.weight) ** 0.5
+    z = (u - mean) / scale
+    scaled = replace(data, y=torch.from_numpy(z), scatter=None)
+    found, _ = maximise_evidence(kernel, scaled, max_iter=defaults.LOG_ITER)
+    at = found.family.at(found.theta)[2]
+    predicted, var = mean + scale * (z - at.residual), at.variance
+    if data.weight is not None:
+        white: Any = split_noise(found.kernel)[1]
+        var = var + white.noise_level * (1 - 1 / data.weight.numpy())
+    var = scale**2 * var
+    loss = 0.5 * (np.log(2 * np.pi * var) + (u - predicted) ** 2 / var)
+    if not of_log:
+        return loss, (y - predicted) ** 2
+    return loss + np.log(y), (y - np.exp(predicted + 0.5 * var)) ** 2

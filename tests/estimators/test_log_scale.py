@@ -1,0 +1,213 @@
+"""Regressors of log y: the choice, and predictions that are log-normal."""
+
+import numpy as np
+import pytest
+from scipy import stats
+from sklearn.base import clone
+from sklearn.gaussian_process.kernels import RBF, WhiteKernel
+
+import skgp
+from skgp import (
+    DLMGPRegressor,
+    GaussianProcessRegressor,
+    QSGPRegressor,
+    SWSGPRegressor,
+    VecchiaGPRegressor,
+)
+from tests.same import assert_same
+
+NAMES = ["QSGPRegressor", "SWSGPRegressor", "VecchiaGPRegressor", "DLMGPRegressor"]
+KERNEL = 1.5 * RBF([1.0, 2.0]) + WhiteKernel(0.2)
+#: On, between and far off the observations.
+NEW = np.array([[0.1, 0.2], [-0.5, 0.7], [9.0, -9.0]])
+
+
+def inputs(seed=0, n=150):
+    rng = np.random.default_rng(seed)
+    X = rng.uniform(-2, 2, (n, 2))
+    return rng, X, np.sin(2 * X[:, 0]) + 0.3 * X[:, 1]
+
+
+def multiplicative(seed=0, n=150, noise=0.3):
+    rng, X, f = inputs(seed, n)
+    return X, 40 * np.exp(0.9 * f + noise * rng.standard_normal(n))
+
+
+def additive(seed=0, n=150, noise=0.3):
+    rng, X, f = inputs(seed, n)
+    return X, 2.5 + f + noise * rng.standard_normal(n)
+
+
+def make(name, kernel=KERNEL, **params):
+    exact = {}
+    if name == "DLMGPRegressor":
+        exact = {"n_inducing": 150, "objective": "elbo"}
+    if kernel is not None:
+        params = {"optimizer": None, **params}
+    return getattr(skgp, name)(kernel, random_state=0, **{**exact, **params})
+
+
+@pytest.fixture(scope="module")
+def law():
+    """Mean and covariance of log y at `NEW`, from the dense formulas, noise included."""
+    X, y = multiplicative()
+    u = np.log(y)
+    kernel, K = KERNEL.k1, KERNEL(X)
+    cross = kernel(NEW, X)
+    mean = cross @ np.linalg.solve(K, (u - u.mean()) / u.std())
+    covariance = kernel(NEW) - cross @ np.linalg.solve(K, cross.T) + 0.2 * np.eye(len(NEW))
+    return u.mean() + u.std() * mean, u.var() * covariance
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_predictions_are_log_normal(name, law):
+    model = make(name, likelihood="lognormal").fit(*multiplicative())
+    mean, covariance = law
+    std = np.sqrt(covariance.diagonal())
+    dists = [stats.lognorm(s, scale=np.exp(m)) for m, s in zip(mean, std, strict=True)]
+    tol = {"rtol": 1e-5 if name == "DLMGPRegressor" else 1e-6}
+    found, spread = model.predict(NEW, return_std=True)
+    np.testing.assert_allclose(found, [dist.mean() for dist in dists], **tol)
+    np.testing.assert_allclose(spread, [dist.std() for dist in dists], **tol)
+    np.testing.assert_allclose(model.predict(NEW), found, rtol=1e-12)
+    joint_mean, joint = model.predict(NEW, return_cov=True)
+    np.testing.assert_allclose(joint_mean, found, rtol=1e-10)
+    expected = np.outer(found, found) * np.expm1(covariance)
+    np.testing.assert_allclose(joint, expected, **tol, atol=1e-9 * expected.max())
+    levels = [0.025, 0.3, 0.975]
+    quantiles = model.predict_quantiles(NEW, levels)
+    np.testing.assert_allclose(quantiles, [dist.ppf(levels) for dist in dists], **tol)
+    y = np.array([30.0, 60.0, 10.0])
+    expected = [dist.logpdf(each) for dist, each in zip(dists, y, strict=True)]
+    np.testing.assert_allclose(model.log_predictive_density(NEW, y), expected, rtol=1e-4)
+    assert model.log_predictive_density(NEW[:2], [0.0, -3.0]).tolist() == [-np.inf, -np.inf]
+    assert model.noise_variance_ == pytest.approx(0.2 * np.log(multiplicative()[1]).var())
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_gradients_are_those_of_predictions(name):
+    model = make(name, likelihood="lognormal").fit(*multiplicative())
+    asked = {"return_std": True, "return_mean_grad": True, "return_std_grad": True}
+    mean, std, *slopes = model.predict(NEW[:2], **asked)
+    assert_same((mean, std), model.predict(NEW[:2], return_std=True))
+    for j in range(2):
+        step = 1e-4 * np.eye(2)[j]
+        ends = [model.predict(NEW[:2] + s * step, return_std=True) for s in (1, -1)]
+        for slope, high, low in zip(slopes, *ends, strict=True):
+            np.testing.assert_allclose(slope[:, j], (high - low) / 2e-4, rtol=1e-4, atol=1e-4)
+
+
+def test_draws_have_the_law_of_predictions():
+    model = make("QSGPRegressor", likelihood="lognormal").fit(*multiplicative())
+    draws = model.sample_y(NEW[:2], 20000, random_state=1)
+    mean, covariance = model.predict(NEW[:2], return_cov=True)
+    error = draws.std(1) / len(draws[0]) ** 0.5
+    assert (np.abs(draws.mean(1) - mean) < 4 * error).all()
+    rows = draws - mean[:, None]
+    products = rows[:, None] * rows
+    error = products.std(2) / len(draws[0]) ** 0.5
+    assert (np.abs(products.mean(2) - covariance) < 4 * error).all()
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("seed", [0, 1])
+def test_the_data_choose(name, seed):
+    X, y = multiplicative(seed)
+    model = make(name, kernel=None).fit(X, y)
+    assert model.likelihood_ == "lognormal"
+    assert_same(model.predict(NEW), make(name, None, likelihood="lognormal").fit(X, y).predict(NEW))
+    for other in (additive(seed), (X, y - y.mean())):
+        fitted = clone(model).fit(*other)
+        assert fitted.likelihood_ == "gaussian"
+        gaussian = clone(model).set_params(likelihood="gaussian").fit(*other)
+        assert_same(fitted.predict(NEW), gaussian.predict(NEW))
+    assert model.fit(*additive(seed)).likelihood_ == "gaussian"  # a second fit chooses anew
+
+
+def test_units_and_order_have_no_say():
+    X, y = multiplicative()
+    model = QSGPRegressor().fit(X, y)
+    other = QSGPRegressor().fit(X, 1e9 * y)
+    assert other.likelihood_ == "lognormal"
+    np.testing.assert_allclose(other.predict(NEW), 1e9 * model.predict(NEW), rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"kernel": KERNEL}, {"optimizer": None}, {"likelihood": "gaussian"}],
+    ids=["kernel", "optimizer", "likelihood"],
+)
+def test_what_is_given_is_kept(change):
+    X, y = multiplicative()
+    assert QSGPRegressor(**change).fit(X, y).likelihood_ == "gaussian"
+
+
+def test_some_targets_are_never_logs():
+    X, y = multiplicative()
+    assert VecchiaGPRegressor().fit(X, np.c_[y, y[::-1]]).likelihood_ == "gaussian"
+    assert QSGPRegressor().fit(X[:40], y[:40]).likelihood_ == "gaussian"  # too few
+    assert DLMGPRegressor(objective="square_loss").fit(X, y).likelihood_ == "gaussian"
+    front = GaussianProcessRegressor(method="qsgp").fit(X, y)
+    assert front.estimator_.likelihood_ == "gaussian"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_targets_without_a_logarithm_are_refused(name):
+    X, y = multiplicative()
+    y[7] = 0.0
+    with pytest.raises(ValueError, match="y must be positive.*got 0.0 in row 7"):
+        make(name, likelihood="lognormal").fit(X, y)
+    with pytest.raises(ValueError, match="takes one target|lognormal"):
+        make(name, likelihood="lognormal").fit(X, np.c_[y, y] + 1)
+
+
+def test_square_loss_is_that_of_y():
+    with pytest.raises(ValueError, match="objective='square_loss' needs likelihood='gaussian'"):
+        DLMGPRegressor(objective="square_loss", likelihood="lognormal").fit(*multiplicative())
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        QSGPRegressor(KERNEL, basis="fourier", n_basis=60, likelihood="lognormal"),
+        SWSGPRegressor(KERNEL, n_inducing=60, n_neighbors=10, likelihood="lognormal"),
+        DLMGPRegressor(KERNEL, n_inducing=20, optimizer=None, likelihood="lognormal"),
+    ],
+    ids=lambda model: type(model).__name__,
+)
+def test_later_observations_are_those_of_log_y(model):
+    X, y = multiplicative()
+    of_y, of_logs = (clone(model).set_params(random_state=0) for _ in range(2))
+    of_logs.set_params(likelihood="gaussian")
+    for rows in (slice(0, 100), slice(100, 150)):
+        of_y.partial_fit(X[rows], y[rows])
+        of_logs.partial_fit(X[rows], np.log(y[rows]))
+    assert_same(of_y.latent_mean_and_variance(NEW), of_logs.latent_mean_and_variance(NEW))
+    with pytest.raises(ValueError, match="must be positive"):
+        of_y.partial_fit(X[:1], [-1.0])
+
+
+def test_memory_maps_beyond_the_budget_are_loaded():
+    X, y = multiplicative(n=400)
+    params = {"basis": "fourier", "n_basis": 30, "random_state": 0, "likelihood": "lognormal"}
+    small = QSGPRegressor(KERNEL, **params, memory_budget=9e4).fit(X, y)
+    np.testing.assert_allclose(
+        small.predict(NEW), QSGPRegressor(KERNEL, **params).fit(X, y).predict(NEW), rtol=1e-6
+    )
+
+
+def test_a_warm_start_chooses_anew():
+    X, y = multiplicative()
+    model = SWSGPRegressor(warm_start=True, random_state=0).fit(X, y)
+    assert model.fit(X, y).likelihood_ == "lognormal"
+    assert model.fit(X, y - y.mean()).likelihood_ == "gaussian"
+
+
+def test_weights_take_part_in_the_choice():
+    """Of observations of which those of either kind have the weight."""
+    X, y = multiplicative(noise=0.5)
+    _, other = additive(noise=0.5)
+    both, targets = np.vstack([X, X + 20]), np.r_[y, 20 * (other - other.min() + 0.1)]
+    heavy = np.r_[np.ones(150), np.full(150, 1e-3)]
+    assert QSGPRegressor().fit(both, targets, heavy).likelihood_ == "lognormal"
+    assert QSGPRegressor().fit(both, targets, heavy[::-1]).likelihood_ == "gaussian"

@@ -1,0 +1,81 @@
+"""Predictions left out on either scale, by as many dense fits, and what they decide."""
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+from sklearn.gaussian_process.kernels import RBF, ConstantKernel, WhiteKernel
+
+from skgp.data import Data
+from skgp.learning.log_targets import left_out, logs_predict_better
+
+KERNEL = 1.3 * RBF([0.8, 2.0]) + WhiteKernel(0.2)
+
+
+def data(y, X, weight=None):
+    weight = None if weight is None else torch.tensor(weight)
+    return Data(torch.tensor(X), torch.tensor(y), weight)
+
+
+def problem(seed=0, n=40):
+    rng = np.random.default_rng(seed)
+    X = rng.uniform(-2, 2, (n, 2))
+    return rng, X, np.sin(2 * X[:, 0]) + 0.3 * X[:, 1]
+
+
+@pytest.mark.parametrize("of_log", [False, True])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_each_is_predicted_from_all_others(of_log, weighted):
+    rng, X, f = problem()
+    y = 5 * np.exp(0.5 * f + 0.3 * rng.standard_normal(40))
+    weight = rng.uniform(0.5, 2.0, 40) if weighted else None
+    fixed = ConstantKernel(1.3, "fixed") * RBF([0.8, 2.0], "fixed") + WhiteKernel(0.2, "fixed")
+    loss, square = left_out(fixed, data(y, X, weight), of_log)
+    u = np.log(y) if of_log else y
+    mean = np.average(u, weights=weight)
+    scale = np.average((u - mean) ** 2, weights=weight) ** 0.5
+    A = KERNEL.k1(X) + np.diag(0.2 / (np.ones(40) if weight is None else weight))
+    for i in range(0, 40, 7):
+        rest = np.delete(np.arange(40), i)
+        solved = np.linalg.solve(A[np.ix_(rest, rest)], A[rest, i])
+        m = mean + solved @ (u[rest] - mean)
+        std = scale * np.sqrt(1.3 + 0.2 - A[rest, i] @ solved)
+        law = stats.lognorm(std, scale=np.exp(m)) if of_log else stats.norm(m, std)
+        assert loss[i] == pytest.approx(-law.logpdf(y[i]), rel=1e-8)
+        assert square[i] == pytest.approx((law.mean() - y[i]) ** 2, rel=1e-7)
+
+
+@pytest.mark.parametrize("kind", ["logs", "gamma", "sum", "heavy sum", "exponential"])
+def test_the_scale_of_the_noise_is_found(kind):
+    """Of five problems of each kind all but one."""
+    found, n = [], 150
+    for seed in range(5):
+        rng, X, f = problem(seed, n)
+        if kind == "logs":
+            y = np.exp(0.9 * f + 0.3 * rng.standard_normal(n))
+        elif kind == "gamma":
+            y = np.exp(f) * rng.gamma(4.0, 0.25, n)
+        elif kind == "exponential":  # of f, with additive noise
+            y = np.exp(f) + 0.3 * rng.standard_normal(n)
+        else:
+            noise = rng.standard_t(3, n) if kind == "heavy sum" else rng.standard_normal(n)
+            y = f + 0.5 * noise
+        if kind not in ("logs", "gamma"):
+            y = y - min(0.0, y.min()) + 0.3
+        found.append(logs_predict_better(KERNEL, data(y, X)))
+    assert sum(found) >= 4 if kind in ("logs", "gamma") else sum(found) <= 1
+
+
+def test_means_that_are_worse_forbid_logs(monkeypatch):
+    """Densities of most are better in logs, and the error of the mean of some is far greater."""
+    rng, X, f = problem(0, 120)
+    y = np.exp(0.9 * f + 0.3 * rng.standard_normal(120))
+    assert logs_predict_better(KERNEL, data(y, X))
+    of_scale = left_out
+
+    def worse(kernel, given, of_log):
+        loss, square = of_scale(kernel, given, of_log)
+        return loss, square * (1.5 if of_log else 1.0)
+
+    monkeypatch.setattr("skgp.learning.log_targets.left_out", worse)
+    assert not logs_predict_better(KERNEL, data(y, X))
