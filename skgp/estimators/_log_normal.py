@@ -25,14 +25,17 @@ def log_normal_std(mean: np.ndarray, var: np.ndarray) -> np.ndarray:
 
 
 def log_normal_gradients(
-    mean: np.ndarray, var: np.ndarray, d_mean: np.ndarray, d_var: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
-    """Standard deviations of y, and their gradients (n, d), given moments of log y and theirs."""
+    centre: np.ndarray, mean: np.ndarray, var: np.ndarray, d_mean: np.ndarray, d_var: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Prediction `centre` and standard deviation of y, and their gradients (n, d).
+
+    Given mean and variance of log y, and their gradients.
+    """
     std = log_normal_std(mean, var)
     # d log std / dv = 1 + 1 / (2 (e^v - 1))
     rate = np.divide(0.5, np.expm1(np.minimum(var, MAX_EXPONENT)), where=var > 0, out=0 * var)
     d_std = std[..., None] * (d_mean + (1 + rate[..., None]) * d_var)
-    return std, d_std
+    return centre, std, centre[..., None] * d_mean, d_std
 
 
 def check_positive_targets(y: np.ndarray, remedy: str) -> None:

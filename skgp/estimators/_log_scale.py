@@ -44,8 +44,6 @@ class LogScale(RegressionPredictions):
 
     #: Whether the model is of log y: f is then in its units, and what is observed log-normal.
     _of_log = False
-    #: Whether what is predicted of y averages over f, too, and not over its noise alone.
-    _averages_over_f = True
 
     @property
     def likelihood_(self) -> Any:
@@ -101,24 +99,20 @@ class LogScale(RegressionPredictions):
         check_positive_targets(y, self._remedy_of_logs)
         return np.log(y)
 
-    @property
-    def _predicts_latent(self) -> bool:
-        return super()._predicts_latent and not (self._of_log and self._averages_over_f)
-
     def _observed(self, z: np.ndarray) -> np.ndarray:
         return exponential(self._to_y(z)) if self._of_log else super()._observed(z)
 
-    def _observed_mean(self, mean: np.ndarray, var: np.ndarray | float = 0.0) -> np.ndarray:
+    def _observed_mean(self, mean: np.ndarray) -> np.ndarray:
+        """Its mean given f, at the mean of f."""
         if not self._of_log:
-            return super()._observed_mean(mean, var)
-        spread = self.y_scale_**2 * var if self._averages_over_f else self.noise_variance_
-        return exponential(self._to_y(mean) + 0.5 * spread)
+            return super()._observed_mean(mean)
+        return exponential(self._to_y(mean) + 0.5 * self.noise_variance_)
 
     def _observed_moments(self, mean: np.ndarray, var: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         if not self._of_log:
             return super()._observed_moments(mean, var)
         std = log_normal_std(self._to_y(mean), self.y_scale_**2 * var)
-        return self._observed_mean(mean, var), std
+        return self._observed_mean(mean), std
 
     def _observed_covariance(self, mean: np.ndarray, covariance: np.ndarray) -> np.ndarray:
         covariance = super()._observed_covariance(mean, covariance)
@@ -127,11 +121,9 @@ class LogScale(RegressionPredictions):
     def _observed_gradients(self, mean, var, d_mean, d_var) -> FourArrays:
         if not self._of_log:
             return super()._observed_gradients(mean, var, d_mean, d_var)
-        scale, centre = self.y_scale_, self._observed_mean(mean, var)
-        slope, d_var = scale * d_mean, scale**2 * d_var
-        of_centre = slope + 0.5 * d_var if self._averages_over_f else slope
-        std, d_std = log_normal_gradients(self._to_y(mean), scale**2 * var, slope, d_var)
-        return centre, std, centre[..., None] * of_centre, d_std
+        scale, centre = self.y_scale_, self._observed_mean(mean)
+        slopes = scale * d_mean, scale**2 * d_var
+        return log_normal_gradients(centre, self._to_y(mean), scale**2 * var, *slopes)
 
     def _observed_log_density(self, X: np.ndarray, y: np.ndarray, **offset: Any) -> np.ndarray:
         """Minus infinity of y without a logarithm."""

@@ -298,6 +298,8 @@ def components_predict_better(
     asked = {"exposure": exposure[judged]} if exposure is not None else {}
     parameters = estimator.get_params(deep=False)
     parameters = {name: parameters[name] for name in _OF_THE_FIT if name in parameters}
+    if getattr(estimator, "_has_gaussian_name", False):  # y are standardised, or their logarithms
+        parameters["likelihood"] = "gaussian"
     losses = []
     for projection in (None, min(defaults.MANY_COLUMNS, len(rows))):
         trial = type(estimator)(projection=projection, random_state=seed, **parameters)

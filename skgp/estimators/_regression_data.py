@@ -199,13 +199,13 @@ class RegressionData(LatentFunction):
         """Return standardised observations, or quantiles of such, in the units of y."""
         return self._to_y(z)
 
-    def _observed_mean(self, mean: np.ndarray, var: np.ndarray | float = 0.0) -> np.ndarray:
-        """Return what is predicted of y, given moments of z."""
+    def _observed_mean(self, mean: np.ndarray) -> np.ndarray:
+        """Return what is predicted of y, given means of z."""
         return self._to_y(mean)
 
     def _observed_moments(self, mean: np.ndarray, var: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return what is predicted of y, and its standard deviation, given moments of z."""
-        return self._observed_mean(mean, var), self.y_scale_ * np.sqrt(var)
+        return self._observed_mean(mean), self.y_scale_ * np.sqrt(var)
 
     def _observed_covariance(self, mean: np.ndarray, covariance: np.ndarray) -> np.ndarray:
         """Return the covariance of y, (n, n) or (n, n, t), given mean and covariance of z."""

@@ -91,8 +91,7 @@ class RegressionPredictions(RegressorMixin, RegressionData):
             mean, covariance = self._predictive_covariance(
                 *self._latent_mean_and_covariance(X), **offset
             )
-            centre = self._observed_mean(mean, covariance.diagonal())
-            return centre, self._observed_covariance(mean, covariance)
+            return self._observed_mean(mean), self._observed_covariance(mean, covariance)
         if return_mean_grad or return_std_grad:
             found = self._predictive_gradients(X, **offset)
             asked = True, return_std, return_mean_grad, return_std_grad

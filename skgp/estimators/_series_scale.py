@@ -62,9 +62,6 @@ class SeriesScale(StateSpaceMixin, LikelihoodGPRegressor):
         ],
     }
 
-    #: Far ahead the mean over f is that of the least likely growth.
-    _averages_over_f = False
-
     @property
     def _chooses_scale(self) -> bool:
         """Whether the data may decide for log y."""

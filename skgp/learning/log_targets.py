@@ -2,8 +2,9 @@ r"""Whether noise is rather added to log y than to y.
 
 A Gaussian process of either scale predicts some observations, each from all others (Rasmussen and
 Williams, 2006, section 5.4.2). The density of y of a process of log y is that of log y divided by
-y, and its mean :math:`e^{m + v / 2}`. Log y is the more complex scale: it needs clearly better
-densities, and squared errors of the means of y that are no worse, beyond noise.
+y; what it predicts is :math:`e^{m + \sigma^2 / 2}` (:mod:`skgp.estimators._log_normal`). Log y is
+the more complex scale: it needs clearly better densities, and squared errors of predictions of y
+that are not clearly greater.
 """
 
 from dataclasses import replace
@@ -36,11 +37,11 @@ def logs_predict_better(kernel: Any, data: Data) -> bool:
 
 
 def left_out(kernel: Any, data: Data, of_log: bool) -> tuple[np.ndarray, np.ndarray]:
-    """Minus log densities of y (n,), in nats, and squared errors of its means.
+    """Minus log densities of y (n,) over its maximum, in nats, and squared errors.
 
     As of observations of weight 1: what others count for is for those who average.
     """
-    y = data.y.numpy()
+    y = data.y.numpy() / float(data.y.max())  # whose squares are numbers
     u = np.log(y) if of_log else y
     mean = np.average(u, weights=data.weight)
     scale = np.average((u - mean) ** 2, weights=data.weight) ** 0.5
@@ -48,12 +49,12 @@ def left_out(kernel: Any, data: Data, of_log: bool) -> tuple[np.ndarray, np.ndar
     scaled = replace(data, y=torch.from_numpy(z), scatter=None)
     found, _ = maximise_evidence(kernel, scaled, max_iter=defaults.LOG_ITER)
     at = found.family.at(found.theta)[2]
-    predicted, var = mean + scale * (z - at.residual), at.variance
+    white: Any = split_noise(found.kernel)[1]
+    predicted, var, noise = mean + scale * (z - at.residual), at.variance, white.noise_level
     if data.weight is not None:
-        white: Any = split_noise(found.kernel)[1]
-        var = var + white.noise_level * (1 - 1 / data.weight.numpy())
-    var = scale**2 * var
+        var = var + noise * (1 - 1 / data.weight.numpy())
+    var, noise = scale**2 * var, scale**2 * noise
     loss = 0.5 * (np.log(2 * np.pi * var) + (u - predicted) ** 2 / var)
     if not of_log:
         return loss, (y - predicted) ** 2
-    return loss + np.log(y), (y - np.exp(predicted + 0.5 * var)) ** 2
+    return loss + np.log(y), (y - np.exp(predicted + 0.5 * noise)) ** 2

@@ -67,12 +67,13 @@ def test_predictions_are_log_normal(name, law):
     dists = [stats.lognorm(s, scale=np.exp(m)) for m, s in zip(mean, std, strict=True)]
     tol = {"rtol": 1e-5 if name == "DLMGPRegressor" else 1e-6}
     found, spread = model.predict(NEW, return_std=True)
-    np.testing.assert_allclose(found, [dist.mean() for dist in dists], **tol)
+    noise = 0.2 * np.log(multiplicative()[1]).var()
+    np.testing.assert_allclose(found, np.exp(mean + noise / 2), **tol)
     np.testing.assert_allclose(spread, [dist.std() for dist in dists], **tol)
     np.testing.assert_allclose(model.predict(NEW), found, rtol=1e-12)
     joint_mean, joint = model.predict(NEW, return_cov=True)
     np.testing.assert_allclose(joint_mean, found, rtol=1e-10)
-    expected = np.outer(found, found) * np.expm1(covariance)
+    expected = np.outer(*2 * [[dist.mean() for dist in dists]]) * np.expm1(covariance)
     np.testing.assert_allclose(joint, expected, **tol, atol=1e-9 * expected.max())
     levels = [0.025, 0.3, 0.975]
     quantiles = model.predict_quantiles(NEW, levels)
@@ -81,7 +82,7 @@ def test_predictions_are_log_normal(name, law):
     expected = [dist.logpdf(each) for dist, each in zip(dists, y, strict=True)]
     np.testing.assert_allclose(model.log_predictive_density(NEW, y), expected, rtol=1e-4)
     assert model.log_predictive_density(NEW[:2], [0.0, -3.0]).tolist() == [-np.inf, -np.inf]
-    assert model.noise_variance_ == pytest.approx(0.2 * np.log(multiplicative()[1]).var())
+    assert model.noise_variance_ == pytest.approx(noise)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -100,7 +101,9 @@ def test_gradients_are_those_of_predictions(name):
 def test_draws_have_the_law_of_predictions():
     model = make("QSGPRegressor", likelihood="lognormal").fit(*multiplicative())
     draws = model.sample_y(NEW[:2], 20000, random_state=1)
-    mean, covariance = model.predict(NEW[:2], return_cov=True)
+    covariance = model.predict(NEW[:2], return_cov=True)[1]
+    f, var = model.latent_mean_and_variance(NEW[:2])
+    mean = np.exp(f + 0.5 * (var + model.noise_variance_))
     error = draws.std(1) / len(draws[0]) ** 0.5
     assert (np.abs(draws.mean(1) - mean) < 4 * error).all()
     rows = draws - mean[:, None]
@@ -194,6 +197,15 @@ def test_memory_maps_beyond_the_budget_are_loaded():
     np.testing.assert_allclose(
         small.predict(NEW), QSGPRegressor(KERNEL, **params).fit(X, y).predict(NEW), rtol=1e-6
     )
+
+
+def test_components_of_many_columns_predict_log_y(rng):
+    X = rng.standard_normal((160, 55))
+    y = np.exp(X[:, 0] + 0.3 * rng.standard_normal(160))
+    of_y, of_logs = (SWSGPRegressor(n_neighbors=12, random_state=0) for _ in range(2))
+    of_y.set_params(likelihood="lognormal").fit(X, y)
+    of_logs.set_params(likelihood="gaussian").fit(X, np.log(y))
+    assert_same(of_y.latent_mean_and_variance(X), of_logs.latent_mean_and_variance(X))
 
 
 def test_a_warm_start_chooses_anew():
