@@ -30,8 +30,9 @@ from _runs import Results, Row, some_rows
 from threadpoolctl import threadpool_limits
 
 REGRESSION_SETS = (
-    *("yacht", "motorcycle", "concrete", "airfoil", "wine", "skillcraft", "sml"),
-    *("powerplant", "pol", "california", "house_8L", "kin40k", "protein", "satellite_temps"),
+    *("yacht", "motorcycle", "concrete", "airfoil", "wine", "gas", "skillcraft", "sml", "abalone"),
+    *("sarcos_testpart", "pumadyn32nm", "powerplant", "naval", "pol", "california", "house_8L"),
+    *("kin40k", "protein", "keggdirected", "satellite_temps"),
 )
 CLASS_SETS = ("german", "thyroid", "spambase", "banana", "ringnorm")
 FEW_ROWS, MOST_TESTED = 10_000, 10_000
