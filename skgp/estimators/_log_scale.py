@@ -66,6 +66,11 @@ class LogScale(RegressionPredictions):
             )
         return "Use likelihood='gaussian', or leave these rows out."
 
+    def __sklearn_tags__(self):
+        tags = super().__sklearn_tags__()
+        tags.target_tags.positive_only = self.likelihood == "lognormal"
+        return tags
+
     # ---- the choice ------------------------------------------------------------------------
 
     def _begin_fit(self, *, informed: bool = True) -> None:

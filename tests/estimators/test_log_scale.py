@@ -14,6 +14,7 @@ from skgp import (
     SWSGPRegressor,
     VecchiaGPRegressor,
 )
+from tests.contracts.common import sklearn_checks
 from tests.same import assert_same
 
 NAMES = ["QSGPRegressor", "SWSGPRegressor", "VecchiaGPRegressor", "DLMGPRegressor"]
@@ -45,6 +46,12 @@ def make(name, kernel=KERNEL, **params):
     if kernel is not None:
         params = {"optimizer": None, **params}
     return getattr(skgp, name)(kernel, random_state=0, **{**exact, **params})
+
+
+#: Of targets that scikit-learn makes positive.
+test_checks_of_scikit_learn = sklearn_checks(
+    QSGPRegressor(likelihood="lognormal", optimizer=None), variants=False
+)
 
 
 @pytest.fixture(scope="module")
