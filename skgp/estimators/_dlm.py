@@ -166,11 +166,8 @@ class DLMGPRegressor(SparseGPMixin, LikelihoodGPRegressor, StreamingGPRegressor)
     def _check_parameters(self, *, stream: bool = False) -> None:
         super()._check_parameters(stream=stream)
         squared = self.objective == "square_loss"
-        if (
-            (squared or self.objective == "fitc")
-            and not self._is_gaussian
-            or (squared and self.likelihood == "lognormal")
-        ):
+        of_logs = squared and self.likelihood == "lognormal"
+        if of_logs or ((squared or self.objective == "fitc") and not self._is_gaussian):
             raise ValueError(
                 f"objective={self.objective!r} needs likelihood='gaussian'; got "
                 f"likelihood={self.likelihood!r}. Use objective='log_loss' or 'elbo'."

@@ -15,7 +15,7 @@ import torch
 
 from skgp.data import Data
 from skgp.estimators import defaults
-from skgp.estimators._base import to_tensor
+from skgp.estimators._base import arrays, to_tensor
 from skgp.estimators._functions import FourArrays
 from skgp.estimators._kernels import default_kernels
 from skgp.estimators._log_normal import (
@@ -88,7 +88,7 @@ class LogScale(RegressionPredictions):
         capped = capped_weights(sample_weight)
         data = Data(to_tensor(X), to_tensor(y), None if capped is None else to_tensor(capped))
         some = data.some(defaults.LOG_ROWS[1], torch.Generator().manual_seed(0))
-        return logs_predict_better(default_kernels(*_arrays(some))[0], some)
+        return logs_predict_better(default_kernels(*arrays(some))[0], some)
 
     # ---- of log y --------------------------------------------------------------------------
 
@@ -144,8 +144,4 @@ def _may_be_logs(y: np.ndarray) -> bool:
     if y.ndim > 1 or len(y) < defaults.LOG_ROWS[0] or y.min() <= 0:
         return False
     low, high = defaults.LOG_RATIOS
-    return low <= y.max() / y.min() <= high
-
-
-def _arrays(data: Data) -> tuple[np.ndarray, np.ndarray | None]:
-    return data.X.numpy(), None if data.weight is None else data.weight.numpy()
+    return low * y.min() <= y.max() <= high * y.min()

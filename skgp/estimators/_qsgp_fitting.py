@@ -191,10 +191,10 @@ class QSGPFitting(QSGPMixin, LogScale, StreamingGPRegressor):
 
     @property
     def _one_target(self) -> str | None:
-        alone: dict[str, tuple[str, ...]] = {"basis": ("relevance",), "solver": ("sgd",)}
-        alone["likelihood"] = "laplace", "lognormal"
-        asked = {k: getattr(self, k) for k in alone}
-        return next((f" with {k}={v!r}" for k, v in asked.items() if v in alone[k]), None)
+        alone = {"relevance": "basis", "sgd": "solver"}
+        alone |= dict.fromkeys(("laplace", "lognormal"), "likelihood")
+        asked = (f" with {k}={v!r}" for v, k in alone.items() if getattr(self, k) == v)
+        return next(asked, None)
 
     def _check_parameters(self, *, stream: bool = False) -> None:
         if stream and self.solver not in ("auto", "cholesky"):
@@ -278,9 +278,8 @@ class QSGPFitting(QSGPMixin, LogScale, StreamingGPRegressor):
         """What the parameters ask for, refused at once where it cannot be had."""
         asked = self._plan()
         if self.basis == "relevance":
-            return resolve_relevance(
-                asked, "gaussian" if self._has_gaussian_name else self.likelihood
-            )
+            noise = "gaussian" if self._has_gaussian_name else self.likelihood
+            return resolve_relevance(asked, noise)
         if self.likelihood == "laplace":
             check_laplace(asked)
         return asked

@@ -18,13 +18,12 @@ from sklearn.gaussian_process.kernels import Kernel
 from skgp.data import Data
 from skgp.estimators._base import to_tensor
 from skgp.estimators._base_regressor import LikelihoodGPRegressor
-from skgp.estimators._parameters import StrOptions
 from skgp.estimators._state_space_common import StateSpaceMixin
 from skgp.estimators._state_space_states import kernel_of, series_of
 from skgp.estimators.defaults import LOG_LEAST_ROWS, LOG_NATS, LOG_RATIOS
 from skgp.learning.markov.defaults import STRUCTURE_ROWS
 from skgp.learning.markov.series_search import Problem, evidence_near
-from skgp.likelihoods import Likelihood, NumericLikelihood
+from skgp.likelihoods import Likelihood
 
 Found = tuple[Kernel, torch.Tensor]
 
@@ -56,10 +55,6 @@ class SeriesScale(StateSpaceMixin, LikelihoodGPRegressor):
     _parameter_constraints: dict[str, list[Any]] = {
         **LikelihoodGPRegressor._parameter_constraints,
         **StateSpaceMixin._state_space_constraints,
-        "likelihood": [
-            StrOptions({"auto", "gaussian", "lognormal", "student_t", "poisson"}),
-            NumericLikelihood,
-        ],
     }
 
     @property
