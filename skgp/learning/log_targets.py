@@ -26,11 +26,13 @@ def logs_predict_better(kernel: Any, data: Data) -> bool:
 
     ``O(n^3)`` some 30 times.
     """
+    if data.y.max() == data.y.min():  # as some of many may be
+        return False
     try:
         (plain, error), (logs, error_of_logs) = (left_out(kernel, data, f) for f in (False, True))
     except NotPositiveDefiniteError:
         return False
-    unit = error.mean()
+    unit = error.mean() or 1.0
     options: dict[str, Any] = {"weight": data.weight, "n_errors": defaults.LOG_ERRORS}
     worse = improves(error / unit, error_of_logs / unit, **options)
     return not worse and improves(logs, plain, **options)
@@ -52,7 +54,7 @@ def left_out(kernel: Any, data: Data, of_log: bool) -> tuple[np.ndarray, np.ndar
     white: Any = split_noise(found.kernel)[1]
     predicted, var, noise = mean + scale * (z - at.residual), at.variance, white.noise_level
     if data.weight is not None:
-        var = var + noise * (1 - 1 / data.weight.numpy())
+        var = np.maximum(var - noise / data.weight.numpy(), 0.0) + noise
     var, noise = scale**2 * var, scale**2 * noise
     loss = 0.5 * (np.log(2 * np.pi * var) + (u - predicted) ** 2 / var)
     if not of_log:

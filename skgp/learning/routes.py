@@ -18,8 +18,8 @@ thousand rows in float32 and its preconditioner.
 Where K is large, its numerical rank is asked first (:func:`low_rank_factor`). Else one log density
 decides (`compare_routes`): held out are some observations at random, as in gapless
 data, and all of some discs, as spatial data with gaps need; the score of a route is the mean of the
-two mean log densities. It is tried at a small size, and what it would gain at full size is
-extrapolated:
+two mean log densities, and weights must gain on neighbours beyond its noise. A route is tried at a
+small size, and what it would gain at full size is extrapolated:
 
 ==========  ============================================  =========================================
 route       tried                                         extrapolated
@@ -51,6 +51,7 @@ from skgp.kernels.operators import KernelOperator
 from skgp.kernels.spectra import has_spectral_density
 from skgp.learning import defaults
 from skgp.learning.plan import Fit, Plan, Problem, matrix_room, refuse_other, warn_of_too_many
+from skgp.learning.selection import improves
 from skgp.linalg.preconditioners import LowRank
 from skgp.linalg.runtime import TensorState, memory_budget
 
@@ -324,22 +325,32 @@ def compare_routes(p: Problem, weights: Plan, fit_weights: Callable[[Problem, Pl
     kept, random, disc = hold_out(kernel, data.X, generator)
     rest = data.take(kept)
 
-    def score(posterior, noise: float, size: int = defaults.SCORED) -> float:
-        parts = data.take(random[:size]), data.take(disc[:size])
-        return sum(_log_density(posterior, noise, part) for part in parts) / 2
+    def losses(posterior, noise: float, size: int = defaults.SCORED) -> tuple[Tensor, Tensor]:
+        """Minus log densities of both kinds, and weights that make them count alike."""
+        parts = random[:size], disc[:size]
+        each = [-_log_densities(posterior, noise, data.take(part)) for part in parts]
+        weights = [torch.full_like(loss, 0.5 / len(loss)) for loss in each]
+        return torch.cat(each), torch.cat(weights)
+
+    def score(*given) -> float:
+        loss, weight = losses(*given)
+        return -float(loss @ weight)
 
     near = local_posterior(kernel, rest, noise, defaults.N_NEIGHBORS)
-    local = score(near, noise)
+    of_near, halves = losses(near, noise)
+    local = -float(of_near @ halves)
     order = torch.randperm(len(rest), generator=generator, device=generator.device)
     few = replace(p, data=rest.take(order[: defaults.TRIAL_ROWS]), callback=None)
     trials = []
     for m in defaults.TRIAL_FEATURES:
         m = min(m, max(2, len(few.data) // 4 * 2))
         trial = fit_weights(few, replace(weights, n_basis=m, covariance="full"))
-        trials.append(score(trial.posterior, trial.noise))
+        of_most, _ = losses(trial.posterior, trial.noise)
+        trials.append(-float(of_most @ halves))
     # Each doubling of m gains half of what the one before did.
     doublings = math.log2(weights.size / defaults.TRIAL_FEATURES[-1])
-    many = trials[-1] + max(trials[-1] - trials[-2], 0.0) * (1 - 0.5**doublings)
+    more = max(trials[-1] - trials[-2], 0.0) * (1 - 0.5**doublings)
+    many = trials[-1] + more
     wide = local_posterior(kernel, rest, noise, defaults.EXACT_NEIGHBORS)
     gain = score(wide, noise, defaults.EXACT_SCORED) - score(near, noise, defaults.EXACT_SCORED)
     flops = defaults.CG_ITERATIONS * float(n) ** 2 * defaults.ENTRY_FLOPS
@@ -355,7 +366,7 @@ def compare_routes(p: Problem, weights: Plan, fit_weights: Callable[[Problem, Pl
     )
     if affordable and local + gain > max(many, local) + defaults.LEAST_GAIN:
         return Plan("inducing", n, "cg", reason=reason)
-    if many > local:
+    if improves(of_most - more, of_near, weight=halves):
         return replace(weights, reason=reason)
     return Plan("neighbors", defaults.N_NEIGHBORS, "cholesky", reason=reason)
 
@@ -377,10 +388,10 @@ def hold_out(kernel, X: Tensor, generator: torch.Generator) -> tuple[Tensor, Ten
     return kept.nonzero()[:, 0], random, disc
 
 
-def _log_density(posterior, noise: float, data: Data) -> float:
-    """Mean log density of the observations, in nats; of several targets over all."""
+def _log_densities(posterior, noise: float, data: Data) -> Tensor:
+    """Log densities of the observations (p,), in nats; of several targets their means."""
     mean, variance = posterior.mean_and_variance(data.X)
     variance = variance + data.row_noise(data.y.new_tensor(noise))
     variance = variance if mean.ndim == 1 else variance[:, None]
     density = -0.5 * ((data.y - mean).square() / variance + (2 * math.pi * variance).log())
-    return float(density.mean())
+    return density.reshape(len(density), -1).mean(1)

@@ -68,6 +68,18 @@ def test_the_scale_of_the_noise_is_found(kind):
     assert sum(found) >= 4 if kind in ("logs", "gamma") else sum(found) <= 1
 
 
+@pytest.mark.filterwarnings("error")
+def test_targets_that_are_equal_or_hardly_count_decide_nothing():
+    rng, X, f = problem(0, 80)
+    assert not logs_predict_better(KERNEL, data(np.full(80, 2.0), X))
+    y, weight = np.exp(0.9 * f + 0.3 * rng.standard_normal(80)), np.ones(80)
+    weight[:20] = 1e-18
+    for of_log in (False, True):
+        loss, square = left_out(KERNEL, data(y, X, weight), of_log)
+        assert np.isfinite(loss).all() and np.isfinite(square).all()
+    assert logs_predict_better(KERNEL, data(y, X, weight))
+
+
 def test_means_that_are_worse_forbid_logs(monkeypatch):
     """Densities of most are better in logs, and the error of the mean of some is far greater."""
     rng, X, f = problem(0, 120)
