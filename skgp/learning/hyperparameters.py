@@ -101,21 +101,25 @@ def _with_joint_candidate(
 
     Half of these are held out one by one, half in blocks. Of kernels that fall with one scaled
     distance: others have no neighbours, or take n^2 correlations to find them. In more than
-    `JOINT_COLUMNS` columns from the kernel found: the evidence of few observations begins too far.
+    `JOINT_COLUMNS` columns from the kernel found, too: the evidence of few observations may begin
+    too far, and the kernel found in a basin that holds it.
     """
     kernels = [kernel for kernel in kernels if _falls_with_distance(kernel, data.X)]
     if not kernels:
         return found
     told: dict = {"generator": generator, "callback": callback}
     order = ordered(kernels[0], data, "random", generator)
-    settings = VecchiaSettings()
+    searches: list[dict] = [{"settings": VecchiaSettings()}]
     if data.X.shape[1] > defaults.JOINT_COLUMNS and _falls_with_distance(found.kernel, data.X):
-        settings, told["start"] = replace(settings, n_stages=1), found.kernel
-    rival = fit_joint_likelihood(kernels, order, settings, **told)
+        settings = replace(VecchiaSettings(), n_stages=1)
+        searches.insert(0, {"settings": settings, "start": found.kernel})
+    fits = [found]
+    for search in searches:
+        rival = fit_joint_likelihood(kernels, order, **search, **told)
+        history = fits[-1].history + rival.history
+        fits.append(replace(rival, history=history, of_evidence=found.of_evidence))
     random = torch.randperm(len(data), generator=generator, device=generator.device)
     held = held_out_rows(data.X, random.to(data.X.device))
-    history = found.history + rival.history
-    fits = [found, replace(rival, history=history, of_evidence=found.of_evidence)]
     losses = [
         -held_out_densities(fit.kernel, data, *held, defaults.JOINT_NEIGHBORS) for fit in fits
     ]

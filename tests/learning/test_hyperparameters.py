@@ -140,10 +140,10 @@ def test_joint_likelihood_is_a_candidate_that_held_out_observations_judge(best, 
 def test_joint_likelihood_is_asked_in_few_columns_or_of_many_observations(rng, monkeypatch):
     assert not _learned(_rough_surface(450, 4, rng), monkeypatch)[1]
     kernel, seen = _learned(_rough_surface(450, 4, rng), monkeypatch, JOINT_ROWS=400)
-    assert len(seen) == 2 and kernel in seen
+    assert len(seen) == 3 and kernel in seen
 
 
-def test_joint_search_in_many_columns_begins_at_the_kernel_of_neighbours(rng, monkeypatch):
+def test_joint_search_in_many_columns_begins_at_the_kernel_of_neighbours_too(rng, monkeypatch):
     starts, rival = [], HyperparameterFit(2.0**2 * Matern(3.0, nu=0.5) + WhiteKernel(0.2))
 
     def joint(kernels, data, settings, *, start=None, **options):
@@ -152,8 +152,8 @@ def test_joint_search_in_many_columns_begins_at_the_kernel_of_neighbours(rng, mo
 
     for d in (2, 4):
         asked = dict(JOINT_ROWS=400, fit_joint_likelihood=joint)
-        _, seen = _learned(_rough_surface(450, d, rng), monkeypatch, [0.0, 1.0], **asked)
-    assert starts == [None, seen[0]]
+        _, seen = _learned(_rough_surface(450, d, rng), monkeypatch, [0.0, 1.0, 1.0], **asked)
+    assert starts == [None, seen[0], None]
 
 
 @pytest.mark.parametrize(
