@@ -237,8 +237,6 @@ class LikelihoodGPRegressor(LogScale, BaseGPRegressor):
     ----------
     kernel_ : Kernel
         With the hyper-parameters learned, noise included.
-    likelihood_ : str or instance
-        "gaussian" or "lognormal" of "auto", else `likelihood`.
     noise_variance_ : float or ndarray of shape (t,)
         In squared units of y, or of log y; none for counts.
     likelihood_scale_ : float

@@ -230,8 +230,7 @@ class QSGPFitting(QSGPMixin, LogScale, StreamingGPRegressor):
         self._keep_relevance(fit, session)
 
     def _takes_blocks(self, n_columns: int) -> bool:
-        gaussian = self.likelihood in ("auto", "gaussian")
-        if not gaussian or self.basis not in ("auto", "fourier", "inducing"):
+        if self.likelihood not in ("auto", "gaussian") or self.basis in ("neighbors", "relevance"):
             return False
         if self.solver == "sgd":
             fourier = self.kernel is None or has_spectral_density(split_noise(self.kernel)[0])
@@ -278,8 +277,7 @@ class QSGPFitting(QSGPMixin, LogScale, StreamingGPRegressor):
         """What the parameters ask for, refused at once where it cannot be had."""
         asked = self._plan()
         if self.basis == "relevance":
-            noise = "gaussian" if self._has_gaussian_name else self.likelihood
-            return resolve_relevance(asked, noise)
+            return resolve_relevance(asked, self.likelihood)
         if self.likelihood == "laplace":
             check_laplace(asked)
         return asked

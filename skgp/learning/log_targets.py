@@ -22,7 +22,7 @@ from skgp.linalg import NotPositiveDefiniteError
 
 
 def logs_predict_better(kernel: Any, data: Data) -> bool:
-    """Of some hundred observations with positive y (n,), and a kernel with a WhiteKernel.
+    """Of some hundred observations, none merged, with positive y (n,); the kernel has noise.
 
     ``O(n^3)`` some 30 times.
     """
@@ -48,7 +48,7 @@ def left_out(kernel: Any, data: Data, of_log: bool) -> tuple[np.ndarray, np.ndar
     mean = np.average(u, weights=data.weight)
     scale = np.average((u - mean) ** 2, weights=data.weight) ** 0.5
     z = (u - mean) / scale
-    scaled = replace(data, y=torch.from_numpy(z), scatter=None)
+    scaled = replace(data, y=torch.from_numpy(z))
     found, _ = maximise_evidence(kernel, scaled, max_iter=defaults.LOG_ITER)
     at = found.family.at(found.theta)[2]
     white: Any = split_noise(found.kernel)[1]

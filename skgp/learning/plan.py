@@ -222,7 +222,7 @@ def laplace_features(n: int) -> int:
 def resolve_relevance(asked: Plan, likelihood: str = "gaussian") -> Plan:
     """Fill what a plan for relevance vectors leaves open; ``n_basis`` is known afterwards."""
     vectors = "basis='relevance'"
-    refuse_other("likelihood", likelihood, ("gaussian",), vectors)
+    refuse_other("likelihood", likelihood, ("gaussian", "lognormal", "auto"), vectors)
     refuse_other("solver", asked.solver, ("auto", "sgd"), vectors)
     refuse_other("covariance", asked.covariance, ("auto", "full"), vectors)
     solver = "sgd" if asked.solver == "sgd" else "sequential"

@@ -96,9 +96,8 @@ def block_cg(
     In exact arithmetic the energy :math:`2 x^T b - x^T A x` rises from step to step, while the
     residual need not fall. An energy that drops, or a number that is not finite, ends the
     iteration: the products are too inexact, or A is not positive definite. One product with A and
-    one with the preconditioner an iteration, plus ``O(n k)``; memory ``5 n k`` numbers. Of a
-    preconditioner that is solved exactly, :math:`A z = r + (A - P) z` of :math:`z = P^{-1} r`: a
-    `splitting` takes the place of the products with A.
+    one with the preconditioner an iteration, plus ``O(n k)``; memory ``5 n k`` numbers. With a
+    `splitting` :math:`A z = r + (A - P) z`, :math:`z = P^{-1} r`, replaces the products with A.
     """
     X = torch.zeros_like(B) if X0 is None else X0.clone()
     R = B.clone() if X0 is None else B - matmul(X).to(B)
@@ -144,9 +143,7 @@ class _Recursion:
     (k, 1). R is the residual B - A X of the start X; both are overwritten.
     """
 
-    def __init__(
-        self, matmul, preconditioner, B, X, R, tol, norm=None, splitting=None, *, dim: int
-    ):
+    def __init__(self, matmul, preconditioner, B, X, R, tol, norm=None, splitting=None, *, dim):
         self._matmul, self._precondition, self._dim = matmul, preconditioner or torch.clone, dim
         self._splitting = splitting
         self._norm = norm or partial(torch.linalg.vector_norm, dim=dim, keepdim=True)
@@ -157,9 +154,8 @@ class _Recursion:
         self._B, self.X, self.R = B, X, R
         self._direction = self._precondition(R)
         self._rz = self._dot(R, self._direction)
-        self._product: Tensor | None = None  # A times the direction, where splitting tells it
-        if splitting is not None:
-            self._product = R + splitting(self._direction)
+        # A times the direction, where the splitting tells it.
+        self._product = None if splitting is None else R + splitting(self._direction)
         self._step = torch.ones_like(self._rz)
         self.last_energy = torch.zeros_like(size)
         self.residual = self.relative(R)
@@ -202,9 +198,8 @@ class _Recursion:
 
         What is done, or has no such direction (`stalled`), stays as it is.
         """
-        product = self._product
-        if product is None:
-            product = self._matmul(self._direction).to(self._B)
+        known, direction = self._product, self._direction
+        product = self._matmul(direction).to(self._B) if known is None else known
         curvature = self._dot(self._direction, product)
         unfinished = self.residual > self.tol
         active = unfinished & torch.isfinite(curvature) & (curvature > 0)

@@ -134,7 +134,7 @@ def test_the_data_choose(name, seed):
     assert model.fit(*additive(seed)).likelihood_ == "gaussian"  # a second fit chooses anew
 
 
-def test_units_and_order_have_no_say():
+def test_units_of_y_have_no_say():
     X, y = multiplicative()
     model = QSGPRegressor().fit(X, y)
     other = QSGPRegressor().fit(X, 1e9 * y)

@@ -75,11 +75,13 @@ def test_a_kernel_matrix_that_takes_long_to_solve_with_is_compared(solved_rows, 
     assert ("128 neighbours" in found.reason) == (solved_rows < N)
 
 
-def test_fourier_features_are_chosen_where_every_row_says_something(monkeypatch):
+@pytest.mark.parametrize(("scored", "basis"), [(256, "fourier"), (100, "neighbors")])
+def test_fourier_features_are_chosen_where_they_gain_beyond_noise(scored, basis, monkeypatch):
+    """A gain of .01, with a standard error of .006 of 512 observations."""
     monkeypatch.setattr("skgp.learning.defaults.LOW_RANK", 20)  # K is of low rank indeed
-    monkeypatch.setattr("skgp.learning.defaults.SCORED", 256)  # a gain of .01 is no noise
+    monkeypatch.setattr("skgp.learning.defaults.SCORED", scored)
     fit = fitted(wide(), WIDE, 4.0)
-    assert fit.plan.basis == "fourier" and "128 neighbours" in fit.plan.reason
+    assert fit.plan.basis == basis and "128 neighbours" in fit.plan.reason
 
 
 def test_a_kernel_matrix_of_low_rank_needs_no_comparison(monkeypatch):
