@@ -192,6 +192,16 @@ class AdditiveBound(SiteBound):
         """Weighted sum of the rows' expected log-densities (n,)."""
         return float(self.rows.weighted(expected).sum())
 
+    def moments(self, point: SiteFit) -> tuple[Tensor, Tensor]:
+        """In each row."""
+        return point.mean - self.offset, point.var
+
+    def whitened(self, point: SiteFit, changes: Tensor) -> Tensor:
+        """A row counts as often as it weighs."""
+        of_one = super().whitened(point, changes).unflatten(1, (2, -1))  # (k, 2, n)
+        root = self.rows.weighted(torch.ones_like(self.y)).sqrt()
+        return (of_one * root).flatten(1)
+
     def expected_gain(self, point: SiteFit, beta: Tensor, weight: Tensor) -> float:
         """What a full step gains through the means, to second order; nats."""
         push = beta - point.beta - (weight - point.weight) * (point.mean - self.offset)

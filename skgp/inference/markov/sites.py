@@ -16,6 +16,9 @@ natural gradient is the way to the targets [2]_
 summed over the rows that share a site; a step
 :math:`\lambda \leftarrow (1 - \rho) \lambda + \rho \lambda^*` of :math:`\lambda = (\beta, \omega)`
 that is short enough raises the ELBO. :math:`\rho` is 1 unless the ELBO falls, when it is halved.
+Whole steps to targets without negative weights are mixed (:mod:`skgp.optim.mixing`), in the norm
+whose half square is what they promise to gain were the times independent; a mixed step that does
+not raise the ELBO is left for the plain one.
 The targets of Gaussian noise do not depend on q: they are exact at once. Where the sites have
 converged, the ELBO is stationary in them, so that its gradient in the parameters of the dynamics is
 that of log Z with the sites held.
@@ -38,14 +41,15 @@ References
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from skgp.inference.defaults import LEAST_SHARE, ROUNDING, SETTLED, SHORTEST, SITES_TILE
+from skgp.inference.defaults import ROUNDING, SETTLED, SETTLED_MIX, SHORTEST
+from skgp.inference.markov.expectations import expectations
 from skgp.inference.markov.series import Series
 from skgp.inference.markov.short import DensePrior
 from skgp.inference.markov.smoother import SitesEvidence, evidence
@@ -54,6 +58,7 @@ from skgp.likelihoods import Likelihood
 from skgp.linalg import NotPositiveDefiniteError
 from skgp.linalg.runtime import Callback
 from skgp.optim.loop import NonFiniteLossError
+from skgp.optim.mixing import AndersonMixing
 
 
 @dataclass(frozen=True)
@@ -93,6 +98,20 @@ class SiteBound(ABC):
     @abstractmethod
     def expected_gain(self, point: SiteFit, beta: Tensor, weight: Tensor) -> float:
         """What a full step to sites (m,), (m,) is expected to gain, in nats."""
+
+    @abstractmethod
+    def moments(self, point: SiteFit) -> tuple[Tensor, Tensor]:
+        """Mean, less the prior's, and variance of f at each site, (m,)."""
+
+    def whitened(self, point: SiteFit, changes: Tensor) -> Tensor:
+        """Changes of the sites (k, 2, m), of norms whose half squares are nats; (k, 2m).
+
+        To second order, what they add to the ELBO were f independent from site to site.
+        """
+        mean, var = self.moments(point)
+        push, rise = changes.unbind(1)
+        parts = (push - rise * mean) * var.sqrt(), rise * (math.sqrt(0.5) * var)
+        return torch.cat(parts, 1)
 
     def point(
         self,
@@ -156,29 +175,38 @@ def climb(
     if max_iter < 1:
         raise ValueError(f"max_iter must be at least 1; got {max_iter}.")
     point, cautious = _first_point(bound, start)
-    n_iter, step, enough = 1, 1.0, tol * bound.total
+    n_iter, step, enough, mixing = 1, 1.0, tol * bound.total, AndersonMixing()
 
     def is_to_stop() -> bool:
         return callback is not None and bool(callback(n_iter, {"loss": -point.elbo, "step": step}))
 
-    converged, stopped, gain = False, is_to_stop(), math.inf
-    while n_iter < max_iter and step >= SHORTEST and not (stopped or converged):
+    converged, stopped = False, is_to_stop()
+    gain = to_come = allowed = math.inf
+    while n_iter < max_iter and step >= SHORTEST and not stopped:
         cautious = cautious and bool((point.curvature > 0).any())
         target = bound.targets(point, cautious)
-        if not cautious and bound.expected_gain(point, *target) <= bound.negligible * enough:
+        little = bound.negligible if to_come > enough else allowed
+        if not cautious and bound.expected_gain(point, *target) <= little * enough:
             converged = True
             break
-        here = point.beta, point.weight
-        trial = bound(*(torch.lerp(*pair, step) for pair in zip(here, target, strict=True)))
+        if step == 1.0 and not cautious and bool((target[1] >= 0).all()):
+            # It may gain little by chance: what the next one promises is to be little, too.
+            aim, allowed = _mixed(mixing, bound, point, target), SETTLED_MIX
+        else:
+            mixing.restart()
+            aim, allowed = _part_way(point, target, step), math.inf
+        trial = bound(*aim)
         n_iter += 1
         if trial is None or trial.elbo < point.elbo - trial.rounding:
-            # Cautious targets are no ascent direction for sure: shorter steps need not help.
-            step, cautious = (1.0 if cautious else 0.5 * step), False
+            if len(mixing) < 2:
+                # Cautious targets are no ascent direction for sure: shorter steps need not help.
+                step, cautious = (1.0 if cautious else 0.5 * step), False
+            mixing.restart()
             continue
         last, gain, point = gain, (trial.elbo - point.elbo) / step, trial
         # Gains shrink at least as fast as they did: what is to come is foretold by the last two.
         to_come = gain * min(1.0, gain / last) if 0 < last < math.inf else gain
-        stopped, converged = is_to_stop(), to_come <= enough and not cautious
+        to_come, stopped = math.inf if cautious else to_come, is_to_stop()
         cautious = cautious and gain > max(enough, SETTLED * bound.total)
         step = min(1.0, 2 * step)
     return replace(point, n_iter=n_iter, converged=converged)
@@ -200,39 +228,18 @@ def _first_point(bound: SiteBound, start: tuple[Tensor, Tensor] | None) -> tuple
     return point, True
 
 
-def expectations(
-    likelihood: Likelihood, y: Tensor, mean: Tensor, var: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Expected log-density of each row under N(mean, var), and expected derivatives in f; (n,)."""
-    if len(y) <= SITES_TILE:
-        return likelihood.expected_log_prob_and_derivatives(y, mean, var)
-
-    def tile(rows: slice) -> tuple[Tensor, Tensor, Tensor]:
-        part = likelihood.rows(rows)
-        return part.expected_log_prob_and_derivatives(y[rows], mean[rows], var[rows])
-
-    tiles = (slice(start, start + SITES_TILE) for start in range(0, len(y), SITES_TILE))
-    expected, slope, curvature = zip(*map(tile, tiles), strict=True)
-    return torch.cat(expected), torch.cat(slope), torch.cat(curvature)
+def _part_way(point: SiteFit, target: tuple[Tensor, Tensor], step: float) -> tuple[Tensor, Tensor]:
+    return point.beta.lerp(target[0], step), point.weight.lerp(target[1], step)
 
 
-def likelihood_gradient(
-    likelihood: Likelihood,
-    parameters: Tensor,
-    rows: tuple[Tensor, Tensor, Tensor],
-    weighted: Callable[[Tensor], Tensor],
-) -> Tensor:
-    """Gradient of the expected log-density in the parameters (p,) of the likelihood.
-
-    `rows` are targets, means and variances of f, (n,) each; `weighted` maps values of the rows (n,)
-    to values that add up to their weighted sum.
-    """
-    if not parameters.numel():
-        return parameters
-    leaf = parameters.detach().requires_grad_()
-    with torch.enable_grad():
-        expected = likelihood.with_parameters(leaf).expected_log_prob(*rows)
-        return torch.autograd.grad(weighted(expected).sum(), leaf)[0]
+def _mixed(
+    mixing: AndersonMixing, bound: SiteBound, point: SiteFit, target: tuple[Tensor, Tensor]
+) -> tuple[Tensor, Tensor]:
+    """Sites mixed from those so far; of their targets where a weight would become negative."""
+    image, whiten = torch.stack(target), partial(bound.whitened, point)
+    sites = mixing(torch.stack([point.beta, point.weight]), image, whiten)
+    beta, weight = torch.where(sites[1] < 0, image, sites)
+    return beta, weight
 
 
 def fit_sites(
@@ -312,11 +319,14 @@ class SeriesBound(SiteBound):
         """Weighted sum of the rows' expected log-densities (n,)."""
         return float(self.series.sums(expected).sum())
 
+    def moments(self, point: SiteFit) -> tuple[Tensor, Tensor]:
+        """At each time."""
+        return point.posterior.mean, point.posterior.var
+
     def expected_gain(self, point: SiteFit, beta: Tensor, weight: Tensor) -> float:
         """What a full step gains if the times were independent, to second order; in nats."""
-        rise, mean, var = weight - point.weight, point.posterior.mean, point.posterior.var
-        push = beta - point.beta - rise * mean
-        return 0.5 * float((push**2 * var + 0.5 * (rise * var) ** 2).sum())
+        change = torch.stack([beta - point.beta, weight - point.weight])
+        return 0.5 * float(self.whitened(point, change[None]).square().sum())
 
 
 def sites_mean(
@@ -370,28 +380,3 @@ class _ExactBound(SeriesBound):
         Little noise would else make terms in log Z and in what the sites expect that cancel.
         """
         return torch.where(weight * self._variance > 1, beta / weight, 0.0)
-
-
-def left_out_moments(
-    likelihood: Likelihood, y: Tensor, mean: Tensor, var: Tensor, weight: Tensor | None = None
-) -> tuple[Tensor, Tensor]:
-    r"""Moments of f at each row, the row's own site divided out.
-
-    Where the sites have converged, that of a row is :math:`\omega = -E_q[\partial^2 \log p]`,
-    :math:`\beta = E_q[\partial \log p] + \omega m`, so that
-
-    .. math:: v' = \frac{v}{1 - \omega v}, \qquad m' = m - v' E_q[\partial \log p].
-
-    Exact leave-one-out for a site at every time, given those of the others and the
-    hyper-parameters. Of inducing states it takes the row to tell of f and not of their projection:
-    the same where they are dense enough.
-
-    `mean` and `var` (n,) are those of f under q, prior mean included. Of a `weight` (n,) one unit
-    is left out, or what there is: a weight of 2 equals the row given twice.
-    """
-    _, slope, curvature = expectations(likelihood, y, mean, var)
-    if weight is not None:
-        left = weight.clamp_max(1.0)
-        slope, curvature = left * slope, left * curvature
-    cavity = var / (1 + curvature * var).clamp_min(LEAST_SHARE)
-    return mean - cavity * slope, cavity

@@ -16,7 +16,8 @@ from skgp.inference.markov.additive_bins import (
 )
 from skgp.inference.markov.additive_sites import RowsPosterior, condition_rows
 from skgp.inference.markov.additive_states import AdditiveState, binned_state
-from skgp.inference.markov.sites import climb, likelihood_gradient
+from skgp.inference.markov.expectations import likelihood_gradient
+from skgp.inference.markov.sites import climb
 from skgp.learning.markov.defaults import ADDITIVE_TOL, ELBO_TOL, LOST_NATS, SITES_TOL
 from skgp.learning.markov.objectives import ClosedForm, Evaluation, Knots, Processes
 from skgp.likelihoods import Likelihood

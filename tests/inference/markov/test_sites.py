@@ -7,8 +7,9 @@ import pytest
 import torch
 from sklearn.gaussian_process.kernels import Matern
 
+from skgp.inference.markov.expectations import left_out_moments
 from skgp.inference.markov.series import Series, make_series
-from skgp.inference.markov.sites import fit_sites, left_out_moments
+from skgp.inference.markov.sites import fit_sites
 from skgp.inference.markov.smoother import evidence
 from skgp.kernels.sde import state_space
 from skgp.learning.markov.objectives import GaussianEvidence
@@ -259,3 +260,14 @@ def test_rows_that_did_not_converge_keep_a_proper_variance():
     y, mean, var = (torch.ones(1, dtype=torch.float64) for _ in range(3))
     _, left = left_out_moments(Gaussian(0.1), y, mean, var)
     assert left.item() == pytest.approx(100.0)
+
+
+@pytest.mark.parametrize("kernel", [144 * Matern(0.7, nu=1.5), 144 * Matern(0.7, nu=2.5)])
+def test_labels_that_are_nearly_separated_take_few_steps(kernel):
+    """Plain iterations take 16 evaluations, and end 3e-4 nats below the optimum."""
+    x = torch.linspace(0, 10, 60, dtype=torch.float64)
+    series = make_series(x, torch.where(torch.sin(2 * x) > 0.3, 1.0, -1.0).double())
+    found = fit_sites(dynamics_of(kernel), series, Bernoulli())
+    best = fit_sites(dynamics_of(kernel), series, Bernoulli(), **TIGHT)
+    assert found.converged and found.n_iter <= 13
+    assert found.elbo == pytest.approx(best.elbo, abs=3e-5)
