@@ -121,6 +121,12 @@ class Data(TensorState):
         powers = (1 - self.weight) * log_noise - self.weight.log()  # of a target
         return 0.5 * (self.n_targets * powers - self.scatter / noise)
 
+    def log_power_slope(self, noise: Tensor) -> Tensor:
+        """Derivative of the sum of `log_power` in the log noise, (); (k,) for noise (k, 1)."""
+        if self.weight is None or self.scatter is None:
+            return noise.new_zeros(noise.shape[:-1])
+        return 0.5 * (self.n_targets * (1 - self.weight) + self.scatter / noise).sum(-1)
+
     def pooled(self, z2: float, noise: float) -> float:
         """Mean squared standardised residual of all observations, given that of distinct inputs."""
         if self.scatter is None or self.weight is None or z2 == 1.0:

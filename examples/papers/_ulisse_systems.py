@@ -13,8 +13,9 @@ from _ulisse_problem import Draw, Problem, by_decade, draws
 from torch import Tensor
 
 from skgp.kernels import gram_tile
-from skgp.linalg.cg import block_cg, ulisse
+from skgp.linalg.cg import block_cg
 from skgp.linalg.preconditioners import LowRankPreconditioner, rp_cholesky
+from skgp.linalg.ulisse import ulisse
 
 RANKS = (20, 100, 200)
 TOL = 1e-8  # the paper's epsilon

@@ -12,7 +12,6 @@ from abc import ABCMeta, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from numbers import Integral, Real
 from typing import Any
 
 import numpy as np
@@ -29,8 +28,6 @@ from skgp.estimators._compat import CallbackSupportMixin, check_sample_weight
 from skgp.estimators._fitting import FitSession, asked_model, shape_of
 from skgp.estimators._parameters import (
     DescribedEstimator,
-    Interval,
-    Option,
     StrOptions,
     check_likelihood,
     warn_of_idle_options,
@@ -128,14 +125,9 @@ class BaseGP(DescribedEstimator, CallbackSupportMixin, BaseEstimator, metaclass=
     """
 
     _parameter_constraints: dict[str, list[Any]] = {
-        "kernel": [Kernel, None],
+        **DescribedEstimator._parameter_constraints,
         "optimizer": [StrOptions({"auto"}), None],
-        "random_state": ["random_state"],
-        "device": [str, torch.device],
         "dtype": [StrOptions({"float32", "float64"})],
-        "n_jobs": [Integral, None],
-        "memory_budget": [Interval(Real, 0, None, closed="neither"), None],
-        "verbose": ["verbose"],
     }
 
     # Parameters and fitted attributes of every estimator.
@@ -153,10 +145,6 @@ class BaseGP(DescribedEstimator, CallbackSupportMixin, BaseEstimator, metaclass=
 
     #: Stages that a fit opens, at most.
     _n_stages = 2
-    #: Where parameters have an effect that not always have one.
-    _option_rules: tuple[Option, ...] = ()
-    #: Fitted attributes that ``partial_fit`` or a warm start changes in place.
-    _updated_in_place: frozenset[str] = frozenset()
 
     def __sklearn_is_fitted__(self) -> bool:
         """Whether a fit came to its end: `fit_context` sets all of its state at once."""

@@ -35,11 +35,8 @@ symmetric link, :math:`P(Y = -1 \mid m, v) = P(Y = +1 \mid -m, v)`, as logit and
 works in logarithms: probabilities near 0 keep their digits. A fit reads::
 
     def _learn(self, data, session, backend, *, stream=False):
-        X, weight = arrays(data)
-        Y = self._one_vs_rest(data)
-        self._likelihood = Bernoulli(self.likelihood)
-        offset = base_rate_offset(Y, weight, link=self.likelihood)
-        kernels = self._kernels(X, weight)
+        self._set_link(data)
+        kernels = self._kernels(*arrays(data))
         with session.stage("solve", max_iter=self.max_iter) as callback:
             ...
         self.kernel_ = kernel.clone_with_theta(theta)
@@ -80,7 +77,6 @@ from skgp.estimators.defaults import (
     RARE_SHARE,
 )
 from skgp.learning.classification_hyperparameters import rare_total
-from skgp.likelihoods import Bernoulli
 
 
 class BaseGPClassifier(ClassifierMixin, ClassificationData):
@@ -100,7 +96,6 @@ class BaseGPClassifier(ClassifierMixin, ClassificationData):
     """
 
     moderation_: float
-    _likelihood: Bernoulli
 
     @fit_context(prefer_skip_nested_validation=True)
     def fit(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None):

@@ -323,22 +323,15 @@ class LikelihoodGPRegressor(LogScale, BaseGPRegressor):
             refuse_noise(kernel, self)
         return kernel
 
-    def _make_likelihood(
-        self, white: WhiteKernel | None, *, floor: float | None = None
-    ) -> NumericLikelihood:
-        """The likelihood and its free parameters.
-
-        `white` is the noise to begin with, None of counts; `floor` the least variance of noise that
-        is learned, ``_noise_floor`` by default.
-        """
-        floor = self._noise_floor if floor is None else floor
+    def _make_likelihood(self, white: WhiteKernel | None) -> NumericLikelihood:
+        """The likelihood and its free parameters; `white` is the noise to begin with."""
         if self._own_likelihood is not None or white is None:
-            return self._own_likelihood or Poisson(self.link)
+            return cast(NumericLikelihood, self._own_likelihood)
         level = float(white.noise_level)
         bounds = level, level
         if self.optimizer is not None and not white.hyperparameter_noise_level.fixed:
             low, high = map(float, np.ravel(white.noise_level_bounds))
-            bounds = min(max(low, floor), high), high
+            bounds = min(max(low, self._noise_floor), high), high
         if self._is_gaussian:
             return Gaussian(level, bounds=bounds)
         free = self.degrees_of_freedom == "auto"
@@ -349,14 +342,15 @@ class LikelihoodGPRegressor(LogScale, BaseGPRegressor):
             df_bounds=DF_BOUNDS if free else None,
         )
 
-    def _offset(self, total: float, weight: float) -> float:
-        """Prior mean of f, by sums of targets and weights: that of the mean count; 0 of others."""
+    def _offset(self, data: Data) -> np.ndarray:
+        """Prior mean of f, shape (1,): that of the mean count; 0 of others."""
         own = self._own_likelihood
         if own is None or own.is_additive:
-            return 0.0
+            return np.zeros(1)
+        total = float(data.weighted_sum(data.y))
         total = max(total, LEAST_COUNT) if own.is_count else total
-        f = float(own.mode_of_mean(torch.tensor(total / weight, dtype=torch.float64)))
-        return f if math.isfinite(f) else 0.0
+        f = float(own.mode_of_mean(torch.tensor(total / data.exposure, dtype=torch.float64)))
+        return np.array([f if math.isfinite(f) else 0.0])
 
     def _describe(
         self, kernel: Kernel, parameters: torch.Tensor, white: WhiteKernel | None

@@ -12,7 +12,7 @@ from sklearn.utils.multiclass import check_classification_targets
 
 from skgp.blocks import Blocks, MappedBlocks
 from skgp.data import Data
-from skgp.estimators._base import Backend, BaseGP, keep_weighted_rows, to_tensor
+from skgp.estimators._base import Backend, BaseGP, arrays, keep_weighted_rows, to_tensor
 from skgp.estimators._blocks import checked_moments, class_blocks, class_masses, some_of
 from skgp.estimators._parameters import StrOptions
 from skgp.estimators._validation import (
@@ -24,6 +24,7 @@ from skgp.estimators._validation import (
     one_vs_rest,
     validate_training_data,
 )
+from skgp.likelihoods import Bernoulli
 
 
 class ClassificationData(BaseGP):
@@ -49,6 +50,7 @@ class ClassificationData(BaseGP):
     likelihood: str
     classes_: np.ndarray
     offset_: np.ndarray
+    _likelihood: Bernoulli
     #: Weights of all rows of each class, where these are read in blocks.
     _mass: np.ndarray | None
 
@@ -83,12 +85,14 @@ class ClassificationData(BaseGP):
         seen = partial(_class_weighted, factor=None if self.class_weight is None else factor)
         return MappedBlocks(blocks, seen, float(self._mass.sum()), seen(some_of(blocks, backend)))
 
-    def _set_offset(self, Y: np.ndarray, weight: np.ndarray | None, *, cautious: bool) -> None:
-        """Set ``offset_`` to what predicts the base rates; of rows in blocks, of all of them."""
+    def _set_link(self, data: Data, *, cautious: bool = False) -> None:
+        """Set the likelihood and ``offset_``, by the base rates; of blocks those of all rows."""
+        Y, weight = self._one_vs_rest(data), arrays(data)[1]
         if self._mass is not None:
             n_classes = len(self.classes_)
             Y, weight = one_vs_rest(np.arange(n_classes), n_classes), self._mass
         self.offset_ = base_rate_offset(Y, weight, link=self.likelihood, cautious=cautious)
+        self._likelihood = Bernoulli(self.likelihood)
 
     def _validate_rows(
         self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None, *, reset: bool

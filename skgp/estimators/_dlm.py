@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import numpy as np
-
 from skgp.data import Data
 from skgp.estimators._base import Backend, arrays, merged, to_tensor
 from skgp.estimators._base_regressor import LikelihoodGPRegressor, StreamingGPRegressor
@@ -120,8 +118,6 @@ class DLMGPRegressor(SparseGPMixin, LikelihoodGPRegressor, StreamingGPRegressor)
     True
     """
 
-    _noise_floor = defaults.NOISE_FLOOR
-
     _parameter_constraints: dict = {
         **LikelihoodGPRegressor._parameter_constraints,
         **SparseGPMixin._dlm_constraints,
@@ -163,6 +159,11 @@ class DLMGPRegressor(SparseGPMixin, LikelihoodGPRegressor, StreamingGPRegressor)
 
     # ---- training ------------------------------------------------------------------------
 
+    @property
+    def _noise_floor(self) -> float:  # type: ignore[override]
+        # Of Gaussian noise the log-loss has a floor of its own: that of the ELBO, or less.
+        return 0.0 if self._is_gaussian else defaults.NOISE_FLOOR
+
     def _check_parameters(self, *, stream: bool = False) -> None:
         super()._check_parameters(stream=stream)
         squared = self.objective == "square_loss"
@@ -183,12 +184,10 @@ class DLMGPRegressor(SparseGPMixin, LikelihoodGPRegressor, StreamingGPRegressor)
         kernels, noises = zip(*map(split_noise, self._kernels(*arrays(data))), strict=True)
         white = None if self._own_likelihood is not None else noises[0]
         data = self._distinct(data, backend)
-        # Of Gaussian noise the log-loss has a floor of its own: that of the ELBO, or less.
-        floor = 0.0 if self._is_gaussian else None
-        objective = self._objective(self._make_likelihood(white, floor=floor))
+        objective = self._objective(self._make_likelihood(white))
         exact = self._is_exact(data, objective)
         with session.stage("solve") as callback:
-            offset = np.array([self._offset(float(data.weighted_sum(data.y)), data.exposure)])
+            offset = self._offset(data)
             self._fit_sparse(list(kernels), data, objective, offset, backend, callback, exact=exact)
         self._describe(self._posterior.kernel, to_tensor(self._likelihood_parameters), white)
         if self._learns:

@@ -10,12 +10,10 @@ from skgp.estimators._base_classifier import StreamingGPClassifier
 from skgp.estimators._dlm_common import SparseGPMixin
 from skgp.estimators._fitting import FitSession
 from skgp.estimators._parameters import StrOptions, keep_parameters, warn_at_bounds
-from skgp.estimators._validation import base_rate_offset
 from skgp.learning.calibration import FEW_ROWS_COUPLING, best_calibration, left_out_moments
 from skgp.learning.defaults import FEW_ROWS
 from skgp.learning.sparse import defaults
 from skgp.learning.sparse.objective import Objective
-from skgp.likelihoods import Bernoulli
 
 _REGRESSION_OBJECTIVES = ("square_loss", "fitc")
 
@@ -169,15 +167,12 @@ class DLMGPClassifier(SparseGPMixin, StreamingGPClassifier):
     def _learn(
         self, data: Data, session: FitSession, backend: Backend, *, stream: bool = False
     ) -> None:
-        X, weight = arrays(data)
-        Y = self._one_vs_rest(data)
+        kernels = self._kernels(*arrays(data))
         # Of a stream with a row of each kind more: a late class must not have an infinite one.
-        self.offset_ = base_rate_offset(Y, weight, link=self.likelihood, cautious=stream)
-        self._likelihood = Bernoulli(self.likelihood)
+        self._set_link(data, cautious=stream)
         data = self._distinct(data, backend)
         with session.stage("solve") as callback:
             objective = self._objective(self._likelihood)
-            kernels = self._kernels(X, weight)
             fit = self._fit_sparse(kernels, data, objective, self.offset_, backend, callback)
         self.moderation_, self.coupling_ = self._calibrate(data, fit.objective, backend)
         self.kernel_ = self._posterior.kernel

@@ -7,18 +7,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from numbers import Integral
 from operator import itemgetter
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import ArrayLike
-from sklearn.base import clone
+from sklearn.base import BaseEstimator, clone
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel, Kernel, WhiteKernel
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import validate_data
 
+from skgp.estimators._compat import CallbackSupportMixin
+from skgp.estimators._fitting import FitSession
 from skgp.estimators._kernels import noise_on_top
+from skgp.estimators._parameters import DescribedEstimator, Interval, StrOptions
 from skgp.estimators._predictive import is_constant
 from skgp.estimators._validation import is_valid, told_of_text
 from skgp.estimators.defaults import (
@@ -35,6 +39,46 @@ from skgp.kernels.sde import has_state_space
 from skgp.kernels.training import can_evaluate, is_called
 from skgp.learning.starts import search_from_starts
 from skgp.linalg.runtime import require_memory
+
+
+class FrontDoor(DescribedEstimator, CallbackSupportMixin, BaseEstimator):
+    """Parameters of both.
+
+    Parameters
+    ----------
+    optimizer : "fmin_l_bfgs_b", callable or None, default="fmin_l_bfgs_b"
+        None keeps the kernel's hyper-parameters. A callable is
+        ``optimizer(objective, initial_theta, bounds) -> (theta, least)``.
+    n_restarts_optimizer : int, default=0
+        Further starts of the search, drawn within the bounds, which have to be finite.
+    copy_X_train : bool, default=True
+        Keep a copy of the training data.
+    random_state : int, RandomState instance or None, default=None
+        Seed of the further starts, and of whatever another method draws.
+    device : str or torch.device, default="auto"
+        Of the fit; "auto" is "cuda" where there is one and at least 500
+        observations, else "cpu".
+    memory_budget : float or None, default=None
+        Bytes that a fit or a prediction may take beyond the data and the model. None is 70% of
+        what is free on the device. What cannot fit is refused before it begins.
+    """
+
+    _parameter_constraints: dict = {
+        **DescribedEstimator._parameter_constraints,
+        "optimizer": [StrOptions({"fmin_l_bfgs_b"}), callable, None],
+        "n_restarts_optimizer": [Interval(Integral, 0, None, closed="left")],
+        "copy_X_train": ["boolean"],
+    }
+    _n_stages = 1
+
+    method_: str
+
+    def _fit_other(self, estimator: Any, X: np.ndarray, y: np.ndarray, session: FitSession) -> Any:
+        """The estimator that stands behind ``method_``, fitted."""
+        context = session.context.subcontext(task_name=self.method_)
+        with context.propagate_callback_context(estimator):
+            return estimator.fit(X, y)
+
 
 #: Likelihoods that a method has; "exact" has the Gaussian one.
 LIKELIHOODS = {

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import itertools
-from numbers import Integral, Real
+from numbers import Integral
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import ArrayLike
 from scipy.special import logit
-from sklearn.base import BaseEstimator, ClassifierMixin
+from sklearn.base import ClassifierMixin
 from sklearn.gaussian_process.kernels import CompoundKernel, Kernel
 from sklearn.multiclass import OneVsOneClassifier, OneVsRestClassifier
 from sklearn.utils import check_consistent_length
@@ -18,9 +17,8 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted
 
 from skgp.estimators._base import resolve_device
-from skgp.estimators._compat import CallbackSupportMixin
 from skgp.estimators._fitting import FitSession, fit_context, fit_session, within_limits
-from skgp.estimators._front_door import choose_method, classifier_of, validated
+from skgp.estimators._front_door import FrontDoor, choose_method, classifier_of, validated
 from skgp.estimators._gpc_binary import LaplaceBinaryClassifier
 from skgp.estimators._parameters import (
     Interval,
@@ -32,7 +30,7 @@ from skgp.estimators._parameters import (
 from skgp.estimators._validation import encode
 
 
-class GaussianProcessClassifier(CallbackSupportMixin, ClassifierMixin, BaseEstimator):
+class GaussianProcessClassifier(ClassifierMixin, FrontDoor):
     r"""scikit-learn's ``GaussianProcessClassifier``, quicker, and for any number of observations.
 
     Parameters, attributes and methods are those of
@@ -46,17 +44,12 @@ class GaussianProcessClassifier(CallbackSupportMixin, ClassifierMixin, BaseEstim
     kernel : sklearn.gaussian_process.kernels.Kernel or None, default=None
         Covariance of the latent function. None is ``1.0 * RBF(1.0)``, both fixed, and the default
         kernels of the other methods. Any scikit-learn kernel but a CompoundKernel is exact.
-    optimizer : "fmin_l_bfgs_b", callable or None, default="fmin_l_bfgs_b"
-        None keeps the kernel's hyper-parameters. A callable is
-        ``optimizer(objective, initial_theta, bounds) -> (theta, least)``.
-    n_restarts_optimizer : int, default=0
-        Further starts of the search, drawn within the bounds, which have to be finite.
+    {optimizer, n_restarts_optimizer}
     max_iter_predict : int, default=100
         Newton steps towards a mode, at most.
     warm_start : bool, default=False
         Without effect: a mode is always sought from that of the last theta.
-    copy_X_train : bool, default=True
-        Keep a copy of the training data.
+    {copy_X_train}
     multi_class : {"one_vs_rest", "one_vs_one"}, default="one_vs_rest"
         Of three classes or more, "exact": one classifier a class, or a pair, which has no
         probabilities.
@@ -68,18 +61,10 @@ class GaussianProcessClassifier(CallbackSupportMixin, ClassifierMixin, BaseEstim
         for up to three and "qsgp" for more.
     likelihood : {"logit", "probit"}, default="logit"
         The sigmoid that makes probabilities of the latent function.
-    random_state : int, RandomState instance or None, default=None
-        Seed of the further starts, and of whatever another method draws.
-    device : str or torch.device, default="auto"
-        Of the fit; "auto" is "cuda" where there is one and at least 500
-        observations, else "cpu".
+    {random_state, device}
     n_jobs : int or None, default=None
         Processes of "exact" with three classes or more, as scikit-learn's; threads otherwise.
-    memory_budget : float or None, default=None
-        Bytes that a fit or a prediction may take beyond the data and the model. None is 70% of
-        what is free on the device. What cannot fit is refused before it begins.
-    verbose : int, default=0
-        1 prints one line per stage, 2 one per iteration.
+    {memory_budget, verbose}
 
     Attributes
     ----------
@@ -94,10 +79,7 @@ class GaussianProcessClassifier(CallbackSupportMixin, ClassifierMixin, BaseEstim
         Laplace's approximation in nats, the mean over the classifiers. Of "exact" alone.
     classes_ : ndarray of shape (n_classes,)
     n_classes_ : int
-    interrupted_ : bool
-        Whether Ctrl-C stopped the fit.
-    n_features_in_ : int
-    feature_names_in_ : ndarray of str
+    {interrupted_, n_features_in_, feature_names_in_}
 
     See Also
     --------
@@ -117,24 +99,14 @@ class GaussianProcessClassifier(CallbackSupportMixin, ClassifierMixin, BaseEstim
     """
 
     _parameter_constraints: dict = {
-        "kernel": [Kernel, None],
-        "optimizer": [StrOptions({"fmin_l_bfgs_b"}), callable, None],
-        "n_restarts_optimizer": [Interval(Integral, 0, None, closed="left")],
+        **FrontDoor._parameter_constraints,
         "max_iter_predict": [Interval(Integral, 1, None, closed="left")],
         "warm_start": ["boolean"],
-        "copy_X_train": ["boolean"],
-        "random_state": ["random_state"],
         "multi_class": [StrOptions({"one_vs_rest", "one_vs_one"})],
         "method": [StrOptions({"auto", "exact", "qsgp", "neighbors", "state_space"})],
         "likelihood": [StrOptions({"logit", "probit"})],
-        "device": [str, torch.device],
-        "n_jobs": [Integral, None],
-        "memory_budget": [Interval(Real, 0, None, closed="neither"), None],
-        "verbose": ["verbose"],
     }
     _option_rules = (options("n_restarts_optimizer max_iter_predict", method=("exact",)),)
-    _n_stages = 1
-    _updated_in_place: frozenset[str] = frozenset()
 
     def __init__(
         self,
@@ -197,10 +169,7 @@ class GaussianProcessClassifier(CallbackSupportMixin, ClassifierMixin, BaseEstim
             if self.method_ == "exact":
                 self._fit_exact(X, y, session)
             else:
-                estimator = classifier_of(self)
-                context = session.context.subcontext(task_name=self.method_)
-                with context.propagate_callback_context(estimator):
-                    self.base_estimator_ = estimator.fit(X, y)
+                self.base_estimator_ = self._fit_other(classifier_of(self), X, y, session)
         return self
 
     def _fit_exact(self, X: Any, y: np.ndarray, session: FitSession) -> None:

@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from sklearn.base import BaseEstimator, MultiOutputMixin, RegressorMixin, clone
-from sklearn.gaussian_process.kernels import RBF, ConstantKernel, Kernel
+from sklearn.base import MultiOutputMixin, RegressorMixin, clone
+from sklearn.gaussian_process.kernels import RBF, ConstantKernel
 
 from skgp.estimators._base import resolve_device
-from skgp.estimators._compat import CallbackSupportMixin
 from skgp.estimators._fitting import FitSession, fit_context, fit_session
 from skgp.estimators._front_door import (
+    FrontDoor,
     check_exact_memory,
     choose_method,
     evidence_or_infinity,
@@ -38,9 +38,7 @@ from skgp.learning.evidence import TargetsEvidence
 from skgp.linalg import NotPositiveDefiniteError
 
 
-class GaussianProcessRegressor(
-    RegressorPredictions, CallbackSupportMixin, MultiOutputMixin, RegressorMixin, BaseEstimator
-):
+class GaussianProcessRegressor(RegressorPredictions, MultiOutputMixin, RegressorMixin, FrontDoor):
     r"""scikit-learn's ``GaussianProcessRegressor``, quicker, and for any number of observations.
 
     Parameters, attributes, methods and numbers are those of
@@ -58,16 +56,13 @@ class GaussianProcessRegressor(
         (of the scaled targets with `normalize_y`), which predictions leave out. One that differs
         from observation to observation is "exact" alone; other estimators have ``sample_weight`` in
         its place.
-    optimizer : "fmin_l_bfgs_b", callable or None, default="fmin_l_bfgs_b"
-        None keeps the kernel's hyper-parameters. A callable is
-        ``optimizer(objective, initial_theta, bounds) -> (theta, least)``.
+    {optimizer}
     n_restarts_optimizer : int, default=0
         Further starts of the search, drawn within the bounds, which have to be finite. Those of up
         to 150 observations run as one batch.
     normalize_y : bool, default=False
         Centre and scale the targets; ``kernel_`` is then in units of the scaled target.
-    copy_X_train : bool, default=True
-        Keep a copy of the training data.
+    {copy_X_train}
     n_targets : int or None, default=None
         Targets of draws and predictions before `fit`.
     method : {"auto", "exact", "qsgp", "vecchia", "neighbors", "state_space"}, default="auto"
@@ -82,18 +77,10 @@ class GaussianProcessRegressor(
     likelihood : {"gaussian", "laplace", "student_t", "poisson"}, default="gaussian"
         Observation noise; others than "gaussian" are not "exact": "laplace" (outliers) is "qsgp",
         "student_t" (outliers) and "poisson" (counts) are "state_space" or "neighbors".
-    random_state : int, RandomState instance or None, default=None
-        Seed of the further starts, and of whatever another method draws.
-    device : str or torch.device, default="auto"
-        Of the fit; "auto" is "cuda" where there is one and at least 500
-        observations, else "cpu".
+    {random_state, device}
     n_jobs : int or None, default=None
         Threads. None is one, but all that torch has for large matrix operations.
-    memory_budget : float or None, default=None
-        Bytes that a fit or a prediction may take beyond the data and the model. None is 70% of
-        what is free on the device. What cannot fit is refused before it begins.
-    verbose : int, default=0
-        1 prints one line per stage, 2 one per iteration.
+    {memory_budget, verbose}
 
     Attributes
     ----------
@@ -118,10 +105,7 @@ class GaussianProcessRegressor(
     noise_variance_ : float or ndarray of shape (t,)
         Of the observations, in squared units of y: that of WhiteKernel summands, and of any
         `alpha` for all. Not where a WhiteKernel is multiplied by another kernel than a constant.
-    interrupted_ : bool
-        Whether Ctrl-C stopped the fit.
-    n_features_in_ : int
-    feature_names_in_ : ndarray of str
+    {interrupted_, n_features_in_, feature_names_in_}
 
     See Also
     --------
@@ -144,26 +128,17 @@ class GaussianProcessRegressor(
     """
 
     _parameter_constraints: dict = {
-        "kernel": [None, Kernel],
+        **FrontDoor._parameter_constraints,
         "alpha": [Interval(Real, 0, None, closed="left"), np.ndarray],
-        "optimizer": [StrOptions({"fmin_l_bfgs_b"}), callable, None],
-        "n_restarts_optimizer": [Interval(Integral, 0, None, closed="left")],
         "normalize_y": ["boolean"],
-        "copy_X_train": ["boolean"],
         "n_targets": [Interval(Integral, 1, None, closed="left"), None],
         "method": [StrOptions({"auto", "exact", "qsgp", "vecchia", "neighbors", "state_space"})],
         "likelihood": [StrOptions({"gaussian", "laplace", "student_t", "poisson"})],
-        "random_state": ["random_state"],
-        "device": [str, torch.device],
-        "n_jobs": [Integral, None],
-        "memory_budget": [Interval(Real, 0, None, closed="neither"), None],
-        "verbose": ["verbose"],
     }
     _option_rules = (
         options("n_restarts_optimizer", method=("exact",)),
         options("alpha", likelihood=("gaussian",)),
     )
-    _n_stages = 1
 
     def __init__(
         self,
@@ -290,10 +265,8 @@ class GaussianProcessRegressor(
     ) -> None:
         """The estimator of this package that stands behind ``method_``, fitted."""
         estimator, self._alpha = regressor_of(self, y, float(alpha))
-        context = session.context.subcontext(task_name=self.method_)
-        with context.propagate_callback_context(estimator):
-            estimator.fit(X, y)
-        self.estimator_, self.kernel_ = estimator, estimator.kernel_
+        self.estimator_ = self._fit_other(estimator, X, y, session)
+        self.kernel_ = estimator.kernel_
         self._y_train_mean, self._y_train_std = estimator.y_mean_, estimator.y_scale_
         self.__dict__.pop("log_marginal_likelihood_value_", None)
         if hasattr(estimator, "log_marginal_likelihood_value_"):

@@ -2,6 +2,7 @@
 
 from functools import reduce
 from operator import add
+from typing import Any
 
 import numpy as np
 from sklearn.gaussian_process.kernels import (
@@ -44,52 +45,38 @@ def default_kernels(
 
 
 def default_classification_kernels(
-    X: np.ndarray, sample_weight: np.ndarray | None = None, *, link: str = "logit"
+    X: np.ndarray,
+    sample_weight: np.ndarray | None = None,
+    *,
+    link: str = "logit",
+    isotropic: bool = False,
 ) -> list[Kernel]:
     """Return the kernels, without noise, that a classifier chooses among.
 
     ``constant * RBF`` and the same with Matern of nu 5/2 and 3/2; of few observations, which cannot
     tell them apart, the Matern of nu 5/2 alone. One length scale a column, at ``sqrt(d)`` times its
     spread to start with. Of many columns, which often share a unit (pixels, counts), also RBF and
-    Matern 3/2 with one length scale for all. ``link`` has the units of the latent function.
+    Matern 3/2 with one length scale for all. ``isotropic`` columns do share one, and all three
+    kernels have one length scale. ``link`` has the units of the latent function.
     """
-    length_scale = np.sqrt(X.shape[1]) * column_spreads(X, sample_weight)
-    if X.shape[0] <= defaults.FEW_LABELS:
-        shapes = [_shape(2.5, length_scale)]
+    # Root mean square distance of the rows from their mean.
+    shared = float(np.linalg.norm(robust_std(X, capped_weights(sample_weight)))) or 1.0
+    if isotropic:
+        shapes = [_shape(nu, shared) for nu in (np.inf, 2.5, 1.5)]
     else:
-        shapes = [_shape(nu, length_scale) for nu in (np.inf, 2.5, 1.5)]
-    if X.shape[1] > defaults.MANY_COLUMNS:
-        shared = _distance_from_centre(X, sample_weight)
-        shapes += [_shape(nu, shared) for nu in (np.inf, 1.5)]
-    return [
-        ConstantKernel(defaults.LATENT_VARIANCE[link], defaults.LATENT_BOUNDS) * shape
-        for shape in shapes
-    ]
+        length_scale = np.sqrt(X.shape[1]) * column_spreads(X, sample_weight)
+        few = len(X) <= defaults.FEW_LABELS
+        shapes = [_shape(nu, length_scale) for nu in ([2.5] if few else [np.inf, 2.5, 1.5])]
+        if X.shape[1] > defaults.MANY_COLUMNS:
+            shapes += [_shape(nu, shared) for nu in (np.inf, 1.5)]
+    variance = ConstantKernel(defaults.LATENT_VARIANCE[link], defaults.LATENT_BOUNDS)
+    return [variance * shape for shape in shapes]
 
 
-def isotropic_classification_kernels(
-    X: np.ndarray, sample_weight: np.ndarray | None = None, *, link: str = "logit"
-) -> list[Kernel]:
-    """Return the kernels, without noise, of inputs whose columns share a unit.
-
-    ``constant * RBF`` and the same with Matern of nu 5/2 and 3/2, with one length scale.
-    """
-    shared = _distance_from_centre(X, sample_weight)
-    shapes = [_shape(nu, shared) for nu in (np.inf, 2.5, 1.5)]
-    return [
-        ConstantKernel(defaults.LATENT_VARIANCE[link], defaults.LATENT_BOUNDS) * shape
-        for shape in shapes
-    ]
-
-
-def _distance_from_centre(X: np.ndarray, sample_weight: np.ndarray | None) -> float:
-    """Root mean square distance of the rows from their mean; 1 where all are equal."""
-    return float(np.linalg.norm(robust_std(X, capped_weights(sample_weight)))) or 1.0
-
-
-def _shape(nu: float, length_scale: np.ndarray | float) -> Kernel:
-    """Matern of smoothness `nu`, RBF for infinity, with bounds a factor 1e4 around its start."""
-    bounds = np.multiply.outer(length_scale, [1e-4, 1e4])
+def _shape(nu: float, length_scale: np.ndarray | float, bounds: Any = None) -> Kernel:
+    """Matern of smoothness `nu`, RBF for infinity; bounds are by default a factor 1e4 around."""
+    if bounds is None:
+        bounds = np.multiply.outer(length_scale, [1e-4, 1e4])
     return RBF(length_scale, bounds) if nu == np.inf else Matern(length_scale, bounds, nu=nu)
 
 
@@ -281,7 +268,7 @@ def _holds(kernel: Kernel, leaf: type[Kernel]) -> bool:
 def _matern(nu: float, length_scale: float, unit: float, variance: float) -> Kernel:
     """``constant * Matern``, of infinite nu the RBF."""
     bounds = defaults.SERIES_SCALE_BOUNDS[0] * unit, defaults.SERIES_SCALE_BOUNDS[1] * unit
-    shape = RBF(length_scale, bounds) if nu == np.inf else Matern(length_scale, bounds, nu=nu)
+    shape = _shape(nu, length_scale, bounds)
     return ConstantKernel(variance, defaults.SERIES_VARIANCE_BOUNDS) * shape
 
 

@@ -14,10 +14,12 @@ import re
 from collections.abc import Container, Iterator
 from dataclasses import dataclass
 from functools import partial
+from numbers import Integral, Real
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+import torch
 from sklearn.base import BaseEstimator
 from sklearn.base import _fit_context as validated_context
 from sklearn.gaussian_process.kernels import CompoundKernel, Kernel
@@ -250,6 +252,19 @@ class DescribedEstimator:
     n_features_in_ : int
     feature_names_in_ : ndarray of str
     """
+
+    _parameter_constraints: dict[str, list[Any]] = {
+        "kernel": [Kernel, None],
+        "random_state": ["random_state"],
+        "device": [str, torch.device],
+        "n_jobs": [Integral, None],
+        "memory_budget": [Interval(Real, 0, None, closed="neither"), None],
+        "verbose": ["verbose"],
+    }
+    #: Where parameters have an effect that not always have one.
+    _option_rules: tuple[Option, ...] = ()
+    #: Fitted attributes that ``partial_fit`` or a warm start changes in place.
+    _updated_in_place: frozenset[str] = frozenset()
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)

@@ -42,7 +42,6 @@ from skgp.learning.plan import (
 )
 from skgp.learning.search import HyperparameterFit
 from skgp.learning.stochastic import SomeRows
-from skgp.likelihoods import Bernoulli
 from skgp.models import qsgp
 
 _NO_WEIGHTS = (
@@ -133,10 +132,8 @@ class QSGPClassifierFitting(ProjectedClassifierMixin, QSGPMixin, StreamingGPClas
 
     def _coded_rows(self, data: Data, *, cautious: bool) -> Data:
         """Set likelihood and base rates; the observations with y (n, c) coded."""
-        Y = self._one_vs_rest(data)
-        self._likelihood = Bernoulli(self.likelihood)
-        self._set_offset(Y, arrays(data)[1], cautious=cautious)
-        return replace(data, y=to_tensor(Y))
+        self._set_link(data, cautious=cautious)
+        return replace(data, y=to_tensor(self._one_vs_rest(data)))
 
     def _start_stream(self, data: Data, session: FitSession, backend: Backend) -> None:
         """Learn from the first rows of a stream what all its rows will share."""

@@ -27,7 +27,6 @@ from skgp.estimators import defaults
 from skgp.estimators._base import Backend, BaseGP, arrays, to_tensor
 from skgp.estimators._kernels import (
     default_classification_kernels,
-    isotropic_classification_kernels,
 )
 from skgp.estimators._parameters import Auto, Interval, StrOptions
 from skgp.estimators.defaults import MANY_COLUMNS
@@ -380,9 +379,10 @@ class ProjectedClassifierMixin(ProjectionMixin):
         if self.kernel is not None:
             return [self._given_kernel(X)]
         # Principal components share a unit.
-        projected = self._projection is not None
-        make = isotropic_classification_kernels if projected else default_classification_kernels
-        return make(X, sample_weight, link=self.likelihood)
+        isotropic = self._projection is not None
+        return default_classification_kernels(
+            X, sample_weight, link=self.likelihood, isotropic=isotropic
+        )
 
 
 def as_seen(data: Data, *, projection: Projection | None, to: tuple) -> Data:

@@ -219,13 +219,13 @@ class StateSpaceGPRegressor(SeriesScale, StreamingGPRegressor):
         blocks: MappedBlocks | None = None,
     ) -> None:
         given, white = self._split_kernel(self._process_columns(data.X.numpy()))
-        offset = self._offset(float(data.weighted_sum(data.y)), data.exposure)
+        offset = self._offset(data).tolist()
         likelihood = self._make_likelihood(white)
         with session.stage("solve") as report:
             callback = StopRecorder(report)
 
             def fit(model: SeriesScale, data: Data) -> tuple[Kernel, torch.Tensor]:
-                place = given, likelihood, [offset], backend, callback
+                place = given, likelihood, offset, backend, callback
                 return model._fit_states(data, *place, stream=stream)
 
             kernel, parameters = fit(self, data)

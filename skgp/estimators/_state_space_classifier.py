@@ -14,7 +14,6 @@ from skgp.estimators._fitting import FitSession
 from skgp.estimators._parameters import StrOptions, keep_parameters, warn_at_bounds
 from skgp.estimators._state_space_common import StateSpaceMixin
 from skgp.estimators._time import framed
-from skgp.estimators._validation import base_rate_offset
 from skgp.estimators.defaults import (
     ADDITIVE_LABEL_GAIN,
     ADDITIVE_LABEL_NATS,
@@ -24,7 +23,6 @@ from skgp.estimators.defaults import (
 )
 from skgp.inference.markov.expectations import left_out_moments
 from skgp.learning.calibration import FEW_ROWS_COUPLING, best_coupling
-from skgp.likelihoods import Bernoulli
 
 
 class StateSpaceGPClassifier(StateSpaceMixin, StreamingGPClassifier):
@@ -177,8 +175,7 @@ class StateSpaceGPClassifier(StateSpaceMixin, StreamingGPClassifier):
         Y = self._one_vs_rest(data)
         # Of classes without rows yet, as if they had one.
         missing = len(data.y.unique()) < len(self.classes_)
-        self.offset_ = base_rate_offset(Y, weight, link=self.likelihood, cautious=missing)
-        self._likelihood = Bernoulli(self.likelihood)
+        self._set_link(data, cautious=missing)
         given = None if self.kernel is None else self._given_kernel(self._process_columns(X))
         with session.stage("solve") as callback:
             self.kernel_, _ = self._fit_states(

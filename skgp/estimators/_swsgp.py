@@ -251,7 +251,7 @@ class SWSGPRegressor(SWSGPMixin, LikelihoodGPRegressor, StreamingGPRegressor):
         data = merged(given, backend.device, replicates=self._is_gaussian)
         self.history_ = {"hyperparameters": []}
         rows = self._rows(data, backend)
-        offset = np.array([self._offset(float(rows.weighted_sum(rows.y)), rows.exposure)])
+        offset = self._offset(rows)
         kernel, white, rival = self._learn_kernel(session, given, data, offset, backend)
         with session.stage("solve", max_iter=self.max_iter) as callback:
             self._fit_variational(

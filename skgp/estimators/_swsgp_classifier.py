@@ -38,7 +38,6 @@ from skgp.learning.classification_hyperparameters import (
 )
 from skgp.learning.local.hyperparameters import label_codes, search_label_kernel
 from skgp.learning.local.prior import LeftOut
-from skgp.likelihoods import Bernoulli
 
 
 class SWSGPClassifier(ProjectedClassifierMixin, SWSGPMixin, StreamingGPClassifier):
@@ -251,14 +250,12 @@ class SWSGPClassifier(ProjectedClassifierMixin, SWSGPMixin, StreamingGPClassifie
             )
             self._learn_as(other, data, session, backend)
             return
-        Y = self._one_vs_rest(data)
-        given = self._projected(data, Y, backend)
+        given = self._projected(data, self._one_vs_rest(data), backend)
         X, weight = arrays(given)
         data = self._distinct(given, backend)
         # Of classes without rows yet, as if they had one.
         missing = len(given.y.unique()) < len(self.classes_)
-        self._set_offset(Y, weight, cautious=missing and blocks is None)
-        self._likelihood = Bernoulli(self.likelihood)
+        self._set_link(given, cautious=missing and blocks is None)
         self.history_ = {"hyperparameters": []}
         kernel = self._learn_kernel(session, X, weight, data, backend)
         with session.stage("solve", max_iter=self.max_iter) as callback:

@@ -330,7 +330,7 @@ class VecchiaGPRegressor(VecchiaMixin, LikelihoodGPRegressor):
         kernels = self._kernels(*arrays(data))
         white = split_noise(kernels[0])[1] if self._own_likelihood is None else None
         gaussian = self._has_gaussian_name
-        offset = self._offset(float(data.weighted_sum(data.y)), data.exposure)
+        offset = self._offset(data)
         data = merged(data, backend.device, replicates=gaussian)
         settings = self._settings(data)
         shared: dict[str, Any] = {
@@ -350,7 +350,7 @@ class VecchiaGPRegressor(VecchiaMixin, LikelihoodGPRegressor):
                     replace(data, y=data.y[:, None]),
                     settings,
                     self._make_likelihood(white),
-                    backend.tensor(np.array([offset])),
+                    backend.tensor(offset),
                     callback=callback,
                     **shared,
                 )

@@ -16,7 +16,6 @@ from skgp.estimators._reduction import ProjectedClassifierMixin
 from skgp.estimators._vecchia import VecchiaMixin
 from skgp.estimators.defaults import VECCHIA_LABELS, VECCHIA_NEIGHBORS
 from skgp.inference.vecchia.latent_posterior import LatentPosterior
-from skgp.likelihoods import Bernoulli
 from skgp.models.vecchia import fit_vecchia_classifier
 
 
@@ -174,12 +173,9 @@ class VecchiaGPClassifier(ProjectedClassifierMixin, VecchiaMixin, BaseGPClassifi
     def _learn(
         self, data: Data, session: FitSession, backend: Backend, *, stream: bool = False
     ) -> None:
-        Y = self._one_vs_rest(data)
-        data = self._projected(data, Y, backend)
-        X, weight = arrays(data)
-        kernels = self._kernels(X, weight)
-        self._likelihood = Bernoulli(self.likelihood)
-        self._set_offset(Y, weight, cautious=False)
+        data = self._projected(data, self._one_vs_rest(data), backend)
+        kernels = self._kernels(*arrays(data))
+        self._set_link(data)
         data = self._distinct(data, backend)
         settings = replace(self._settings(data), **self._search_options(data))
         with session.stage("hyperparameters") as callback:

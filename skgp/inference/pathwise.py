@@ -17,7 +17,7 @@ from skgp.data import random_rows
 from skgp.inference.defaults import MIXTURE_JITTER, PIVOT_SHARE
 from skgp.inference.weights.bases import Basis, SumBasis, WhitenedInducingBasis, inducing_parts
 from skgp.inference.weights.design import StreamedDesign
-from skgp.inference.weights.posterior import LinearWeightsPosterior, standard_normal
+from skgp.inference.weights.posterior import LinearWeightsPosterior
 from skgp.kernels.distances import origin
 from skgp.kernels.gram import gram_diag, gram_tile
 from skgp.kernels.operators import kernel_matmul
@@ -25,7 +25,7 @@ from skgp.kernels.spectra import split_spectral
 from skgp.kernels.spectral import FourierFeatures
 from skgp.linalg.cholesky import jittered_cholesky
 from skgp.linalg.preconditioners import LowRank, rp_cholesky
-from skgp.linalg.runtime import TensorState, memory_budget, tile_rows
+from skgp.linalg.runtime import TensorState, memory_budget, standard_normal, tile_rows
 
 
 def pathwise_posterior(
@@ -53,8 +53,8 @@ def pathwise_posterior(
     `solve` returned, and :math:`T - \Phi V` (n, t + S): the noise times
     :math:`(\Phi \Phi^T + \sigma^2 W^{-1})^{-1}` of the targets, up to a root weight a row.
     """
-    prior_weights = standard_normal(design.n_features, n_samples, generator).to(design.device)
-    noise = standard_normal(design.n_rows, n_samples, generator).to(design.device)
+    prior_weights = standard_normal((design.n_features, n_samples), generator).to(design.device)
+    noise = standard_normal((design.n_rows, n_samples), generator).to(design.device)
     # W^(1/2) eps has variance s2 whatever the weights; the rows of Phi w0 are scaled already.
     perturbed = noise_variance**0.5 * noise
     if n_samples:
@@ -159,12 +159,10 @@ def perturbed_targets(
     prior, X: Tensor, row_noise: float | Tensor, n_samples: int, generator: torch.Generator
 ) -> tuple[Tensor, Tensor]:
     """Weights of prior draws (n_features, s) and the noisy values of the draws at X (n, s)."""
-    drawn: dict[str, Any] = {"generator": generator, "dtype": X.dtype, "device": generator.device}
-    weights = torch.randn(prior.n_features, n_samples, **drawn)
-    noise = torch.randn(X.shape[0], n_samples, **drawn)
+    weights = standard_normal((prior.n_features, n_samples), generator, X.dtype).to(X.device)
+    noise = standard_normal((len(X), n_samples), generator, X.dtype).to(X.device)
     std = torch.as_tensor(row_noise, dtype=X.dtype, device=X.device).sqrt()
-    noise = noise.to(X.device) * (std[:, None] if std.ndim else std)
-    weights = weights.to(X.device)
+    noise = noise * (std[:, None] if std.ndim else std)
     return weights, prior_draws(prior, X, weights) + noise
 
 

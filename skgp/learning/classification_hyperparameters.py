@@ -38,7 +38,6 @@ from scipy.optimize import minimize
 from torch import Tensor
 
 from skgp.data import Data
-from skgp.inference.weights.posterior import standard_normal
 from skgp.kernels.expression import WhiteKernel, split_noise
 from skgp.kernels.gram import gram_diag
 from skgp.kernels.hyperparameters import bounds_of, n_dims_of, sizes_of, theta_of, with_theta
@@ -48,7 +47,7 @@ from skgp.learning.label_scales import capped, rescale_few
 from skgp.learning.laplace_evidence import LaplaceEvidence, check_no_noise, laplace_predict
 from skgp.learning.latent_starts import latent_start, latent_structure
 from skgp.learning.search import HyperparameterFit, SearchSettings, fit_leave_one_out
-from skgp.linalg.runtime import Callback
+from skgp.linalg.runtime import Callback, standard_normal
 from skgp.optim.stopping import StopRecorder
 
 _NOTHING = np.zeros((0, 0))  # mathematical: keeps block_diag right where a kernel has nothing free
@@ -258,7 +257,7 @@ class _Search:
     def _leave_one_out(self, kernel, data: Data):
         """The kernel, its theta from regression on labels scaled to the kernel's own variance."""
         variance = float(gram_diag(kernel, data.X).mean())
-        direction = standard_normal(data.y.shape[1], 1, self.generator)[:, 0]
+        direction = standard_normal((data.y.shape[1],), self.generator)
         target = data.y.double() @ direction.to(data.y.device)
         target = (target - target.mean()) / target.std().clamp(min=1e-12) * math.sqrt(variance)
         low, high = LABEL_NOISE_BOUNDS

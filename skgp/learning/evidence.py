@@ -100,9 +100,8 @@ class ExactEvidence:
         scale = inverse.diagonal() + 0.0
         W = slope_(inverse, alpha)
         of_noise = W.diagonal() @ row_noise
-        if place is not None and data.weight is not None and data.scatter is not None:
-            within = data.n_targets * (1 - data.weight) + data.scatter / math.exp(theta[place])
-            of_noise = of_noise + 0.5 * self._like_K(within.sum())
+        noise = data.y.new_tensor(self._noise_at(theta))
+        of_noise = of_noise + self._like_K(data.log_power_slope(noise))
         residual = alpha / (scale if alpha.ndim == 1 else scale[:, None])
         found: Any = value, of_signal(W), of_noise, residual, 1 / scale
         if not self._gram.few:
@@ -130,11 +129,8 @@ class ExactEvidence:
 
     def _value(self, theta: np.ndarray, L: Any, alpha: Any) -> Any:
         """Of distinct inputs, and of the scatter within them."""
-        data, value = self.data, log_density(L, self._y, alpha)
-        if data.weight is None or data.scatter is None:
-            return value
-        noise = data.y.new_full((), self._noise_at(theta))
-        return value + self._like_K(data.log_power(noise).sum())
+        noise = self.data.y.new_tensor(self._noise_at(theta))
+        return log_density(L, self._y, alpha) + self._like_K(self.data.log_power(noise).sum())
 
 
 class TargetsEvidence:

@@ -111,8 +111,7 @@ def _with_joint_candidate(
     order = ordered(kernels[0], data, "random", generator)
     searches: list[dict] = [{"settings": VecchiaSettings()}]
     if data.X.shape[1] > defaults.JOINT_COLUMNS and _falls_with_distance(found.kernel, data.X):
-        settings = replace(VecchiaSettings(), n_stages=1)
-        searches.insert(0, {"settings": settings, "start": found.kernel})
+        searches.insert(0, {"settings": VecchiaSettings(n_stages=1), "start": found.kernel})
     fits = [found]
     for search in searches:
         rival = fit_joint_likelihood(kernels, order, **search, **told)

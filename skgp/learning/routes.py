@@ -325,19 +325,15 @@ def compare_routes(p: Problem, weights: Plan, fit_weights: Callable[[Problem, Pl
     kept, random, disc = hold_out(kernel, data.X, generator)
     rest = data.take(kept)
 
-    def losses(posterior, noise: float, size: int = defaults.SCORED) -> tuple[Tensor, Tensor]:
-        """Minus log densities of both kinds, and weights that make them count alike."""
+    def scored(size: int) -> tuple[Data, Tensor]:
+        """Held-out observations of both kinds, and weights that make the kinds count alike."""
         parts = random[:size], disc[:size]
-        each = [-_log_densities(posterior, noise, data.take(part)) for part in parts]
-        weights = [torch.full_like(loss, 0.5 / len(loss)) for loss in each]
-        return torch.cat(each), torch.cat(weights)
+        halves = torch.cat([data.y.new_full((len(part),), 0.5 / len(part)) for part in parts])
+        return data.take(torch.cat(parts)), halves
 
-    def score(*given) -> float:
-        loss, weight = losses(*given)
-        return -float(loss @ weight)
-
+    held, halves = scored(defaults.SCORED)
     near = local_posterior(kernel, rest, noise, defaults.N_NEIGHBORS)
-    of_near, halves = losses(near, noise)
+    of_near = -_log_densities(near, noise, held)
     local = -float(of_near @ halves)
     order = torch.randperm(len(rest), generator=generator, device=generator.device)
     few = replace(p, data=rest.take(order[: defaults.TRIAL_ROWS]), callback=None)
@@ -345,14 +341,16 @@ def compare_routes(p: Problem, weights: Plan, fit_weights: Callable[[Problem, Pl
     for m in defaults.TRIAL_FEATURES:
         m = min(m, max(2, len(few.data) // 4 * 2))
         trial = fit_weights(few, replace(weights, n_basis=m, covariance="full"))
-        of_most, _ = losses(trial.posterior, trial.noise)
+        of_most = -_log_densities(trial.posterior, trial.noise, held)
         trials.append(-float(of_most @ halves))
     # Each doubling of m gains half of what the one before did.
     doublings = math.log2(weights.size / defaults.TRIAL_FEATURES[-1])
     more = max(trials[-1] - trials[-2], 0.0) * (1 - 0.5**doublings)
     many = trials[-1] + more
     wide = local_posterior(kernel, rest, noise, defaults.EXACT_NEIGHBORS)
-    gain = score(wide, noise, defaults.EXACT_SCORED) - score(near, noise, defaults.EXACT_SCORED)
+    some, alike = scored(defaults.EXACT_SCORED)
+    each = _log_densities(wide, noise, some) - _log_densities(near, noise, some)
+    gain = float(each @ alike)
     flops = defaults.CG_ITERATIONS * float(n) ** 2 * defaults.ENTRY_FLOPS
     affordable = flops <= defaults.CG_FLOPS.get(data.X.device.type, defaults.CG_FLOPS["cpu"])
     reason = (

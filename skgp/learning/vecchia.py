@@ -123,7 +123,7 @@ class VecchiaEvidence:
         gradient[self._places] = of_signal.cpu().numpy()
         if self._noise_place is not None:
             gradient[self._noise_place] = float((of_noises * conditionals.noise).sum())
-            gradient[self._noise_place] += self._slope_of_replicates(theta)
+            gradient[self._noise_place] += float(self.data.log_power_slope(self._noise_at(theta)))
         return -self._density(theta, found) / self._total, -gradient / self._total
 
     def log_density(self, theta: np.ndarray) -> float:
@@ -153,14 +153,6 @@ class VecchiaEvidence:
         """In nats, what merged replicates lost included."""
         power = self.data.log_power(self._noise_at(theta))
         return float(found.log_density() + power.sum())
-
-    def _slope_of_replicates(self, theta: np.ndarray) -> float:
-        """Derivative of `Data.log_power` in the log noise."""
-        data = self.data
-        if data.weight is None or data.scatter is None:
-            return 0.0
-        each = data.n_targets * (1 - data.weight) + data.scatter / self._noise_at(theta)
-        return 0.5 * float(each.sum())
 
 
 def choose_inducing(signal, X: Tensor, n_inducing: int, generator: torch.Generator) -> Tensor:

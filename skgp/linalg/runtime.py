@@ -220,6 +220,13 @@ def constant_like(values: Any, x: Tensor) -> Tensor:
     return constant(values, dtype=x.dtype, device=x.device)
 
 
+def standard_normal(
+    shape: tuple[int, ...], generator: torch.Generator, dtype: torch.dtype = torch.float64
+) -> Tensor:
+    """Draws on the generator's device."""
+    return torch.randn(shape, generator=generator, dtype=dtype, device=generator.device)
+
+
 @functools.lru_cache(maxsize=KEPT_CONSTANTS)
 @torch.inference_mode(False)  # whatever the mode of who asks first
 def _kept(numbers: bytes, shape: tuple, dtype: torch.dtype, device: torch.device) -> Tensor:

@@ -14,7 +14,7 @@ K, the noise within             :math:`A = K + D`, D the diagonal of the noise
 (7): when to hold the step      `noise_ratio`, ``diagnostics["criterion"]``
 (8): exact gradient             `LogPosterior.log_densities_and_gradients`
 (9): stochastic gradient        `StochasticGradient.estimate`, :math:`N_r` = `n_probes`
-(12), section 4: ULISSE         :func:`skgp.linalg.cg.ulisse`
+(12), section 4: ULISSE         :func:`skgp.linalg.ulisse.ulisse`
 section 5.1: M                  `SetUp.covariance`
 section 5: PSRF                 `r_hat`
 ==============================  ==================================================================

@@ -5,8 +5,9 @@ import pytest
 import torch
 
 from skgp.linalg import NumericalWarning
-from skgp.linalg.cg import block_cg, ulisse
+from skgp.linalg.cg import block_cg
 from skgp.linalg.preconditioners import NystromPreconditioner
+from skgp.linalg.ulisse import ulisse
 from tests.same import assert_same
 
 N, N_DRAWS, STOP = 14, 400, 0.3

@@ -24,6 +24,7 @@ C_{jk} S_k(\cdot, x')`, whether x is a bin or not. In the space of the rows, wit
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import accumulate, combinations_with_replacement, pairwise
 from typing import Any
 
@@ -41,7 +42,13 @@ from skgp.inference.markov.point_covariances import PointCovariances
 from skgp.inference.markov.states import LazyState, SeriesState
 from skgp.kernels.sde import state_space
 from skgp.linalg.cholesky import jittered_cholesky
-from skgp.linalg.runtime import TensorState, asks_for_gradients, constant_like, tile_rows
+from skgp.linalg.runtime import (
+    TensorState,
+    asks_for_gradients,
+    constant_like,
+    standard_normal,
+    tile_rows,
+)
 
 
 class AdditiveState(TensorState, ABC):
@@ -76,8 +83,7 @@ class AdditiveState(TensorState, ABC):
     def samples(self, X: Tensor, n_samples: int, generator: torch.Generator) -> Tensor:
         """Joint draws of the sum, (n, n_samples). O(n^3)."""
         mean, covariance = self.covariance(X)
-        shape = len(X), n_samples
-        noise = torch.randn(shape, generator=generator, dtype=X.dtype, device=X.device)
+        noise = standard_normal((len(X), n_samples), generator, X.dtype)
         return mean[:, None] + jittered_cholesky(covariance).factor @ noise
 
 
@@ -249,7 +255,8 @@ class RowsState(LazyState, AdditiveState):
         k = q.prior.covariances.total(q.prior.x, x)
         return self.moments(X)[0], q.prior.covariances.symmetric(x) - q.reduce_all(k)
 
-    def _infer(self) -> tuple[RowsPosterior, Tensor]:
+    @cached_property
+    def posterior(self) -> tuple[RowsPosterior, Tensor]:
         """The posterior, and the components' levels (c, m)."""
         dynamics = [state_space(kernel).at() for kernel in self.parts]
         prior = RowsPrior(dynamics, self.X.T.contiguous())

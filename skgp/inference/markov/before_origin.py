@@ -12,9 +12,8 @@ independent, given s(o), of all that comes after the origin.
 import torch
 from torch import Tensor
 
-from skgp.inference.markov.conditional_chain import draw
 from skgp.kernels.sde import Dynamics
-from skgp.linalg.runtime import constant_like
+from skgp.linalg.runtime import constant_like, standard_normal
 from skgp.linalg.small_matrices import matmul, matvec, square_root
 
 
@@ -62,7 +61,7 @@ def draws_before(
 ) -> Tensor:
     """Draws of f (k, S) at times h (k,) to the origin, falling, from states (d, S) there."""
     B, R = backwards(dynamics, -h.diff(append=h.new_zeros(1)))
-    noise = draw(R.new_empty, (*start.shape, len(h)), generator)
+    noise = standard_normal((*start.shape, len(h)), generator, R.dtype)
     moves, found = matmul(square_root(R), noise), start.new_empty(len(h), start.shape[1])
     H = dynamics.observation_at(start)
     for i in reversed(range(len(h))):

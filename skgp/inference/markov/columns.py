@@ -29,7 +29,6 @@ import math
 from dataclasses import dataclass
 from functools import cached_property
 
-import numpy as np
 import torch
 from scipy.linalg import blas, lapack
 from torch import Tensor
@@ -39,10 +38,9 @@ from skgp.inference.markov.conditional_chain import scan_affine
 from skgp.inference.markov.passes import Moments
 from skgp.inference.markov.posterior import time_before
 from skgp.inference.markov.series import Lags
-from skgp.inference.markov.short import DensePrior
+from skgp.inference.markov.short import DenseFactor, DensePrior
 from skgp.inference.markov.smoother import Smoother
 from skgp.kernels.sde import Dynamics
-from skgp.linalg import NotPositiveDefiniteError
 from skgp.linalg.small_matrices import inner, matmul
 
 
@@ -241,33 +239,13 @@ def _summed_outer(r: Tensor, s: Tensor) -> Tensor:
     return torch.stack([(row * s).sum(1) for row in r])
 
 
-class DenseColumns:
+class DenseColumns(DenseFactor):
     """Of a short series, by one Cholesky factor: O(n^3 + n^2 S), as `DensePosterior`."""
-
-    def __init__(self, prior: DensePrior, weight: Tensor) -> None:
-        self._prior, self._root = prior, weight.sqrt().numpy()
-        B = self._root[:, None] * prior.K * self._root
-        B.flat[:: len(B) + 1] += 1.0
-        self._L, failed = lapack.dpotrf(B.T, lower=True, overwrite_a=True)
-        if failed:
-            raise NotPositiveDefiniteError(
-                "The covariance of a series is not finite or indefinite."
-            )
-        self.half_log_det = float(np.log(self._L.diagonal()).sum())
-
-    @cached_property
-    def var(self) -> Tensor:
-        """(n,) of f given c."""
-        K = self._prior.K
-        half, _ = lapack.dtrtrs(self._L, self._root[:, None] * K, lower=True)
-        return torch.from_numpy(np.maximum(K.diagonal() - (half**2).sum(0), 0.0))
 
     @cached_property
     def half_trace(self) -> Tensor:
         """(q,), tr V^-1 dK / 2."""
-        inverse = lapack.dpotri(self._L, lower=True)[0]
-        slopes = self._prior.contract(self._root[:, None] * inverse.T * self._root)
-        return torch.from_numpy(slopes)
+        return torch.from_numpy(self._prior.contract(self._upper))
 
     def whiten(self, C: Tensor) -> tuple[Tensor, Tensor]:
         """As of `SeriesColumns`."""
@@ -299,5 +277,5 @@ def columns_of(
     if lags is not None and math.isfinite(float(weight.sum())):
         prior = DensePrior(dynamics, lags)
         if prior.suits(weight.numpy()):
-            return DenseColumns(prior, weight)
+            return DenseColumns(prior, weight.numpy())
     return SeriesColumns(dynamics, gaps, weight)

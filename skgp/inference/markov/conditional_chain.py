@@ -16,6 +16,7 @@ from torch import Tensor
 
 from skgp.inference.markov.passes import Model
 from skgp.inference.markov.smoother import Smoother
+from skgp.linalg.runtime import standard_normal
 from skgp.linalg.small_matrices import (
     identity_plus,
     inverse_and_log_det,
@@ -56,7 +57,8 @@ def sample_chain(
     out = start.new_empty(len(places), n_samples)
     for tile in smoother.tiles(width=(smoother.model.n_states + 1) * n_samples):
         chain = _make_chain(smoother, tile)
-        noise = draw(chain.T.new_empty, (len(start), n_samples, *chain.T.shape[2:]), generator)
+        shape = len(start), n_samples, *chain.T.shape[2:]
+        noise = standard_normal(shape, generator, start.dtype)
         moves = matmul(square_root(chain.C), noise)
         f, start = _run(smoother.model, chain.T, moves, start)  # (S, L, C)
         chunk = places.div(chunks.length, rounding_mode="floor")
@@ -125,7 +127,7 @@ def _conditional(F: Tensor, Q: Tensor, J: Tensor) -> tuple[Tensor, Tensor]:
 def _sample_start(smoother: Smoother, n_samples: int, generator: torch.Generator) -> Tensor:
     """Draw the deviation of the state before the first point, given all data, (d, n_samples)."""
     _, P = smoother.prior
-    noise = draw(P.new_empty, (len(P), n_samples), generator)
+    noise = standard_normal((len(P), n_samples), generator, P.dtype)
     return square_root(conditioned(P, smoother.tree.total.J[0])) @ noise
 
 
@@ -191,8 +193,3 @@ def _scan_products(since: Tensor, has_mark: Tensor, carry: Tensor) -> Tensor:
 def _like(x: Tensor) -> dict[str, Any]:
     """Dtype and device."""
     return {"dtype": x.dtype, "device": x.device}
-
-
-def draw(new_empty: Any, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
-    """Standard normal numbers."""
-    return new_empty(shape).normal_(generator=generator)

@@ -169,7 +169,6 @@ class _Legs:
     F1: Tensor  # (d, d, n)
     q: Tensor  # (d, n): Q1 H'
     F2: Tensor
-    Q2: Tensor
     c: Tensor  # (d, n)
 
     @staticmethod
@@ -184,9 +183,9 @@ class _Legs:
         F1 = F1 * has_before
         outside = matvec(dynamics.prior_at(x)[..., None], H)
         q = torch.where(has_before, matvec(Q1, H), outside)
-        F2, Q2 = dynamics.transition(after)
+        F2, _ = dynamics.transition(after)
         c = matvec(F2, q) * has_after
-        return _Legs(k, before, after, has_before, has_after, H, F1, q, F2, Q2, c)
+        return _Legs(k, before, after, has_before, has_after, H, F1, q, F2, c)
 
 
 class _Backward:

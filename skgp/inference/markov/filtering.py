@@ -7,7 +7,6 @@ columns (the targets and, of a series with terms, the scaled features), and the 
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -15,14 +14,6 @@ from torch import Tensor
 
 from skgp.kernels.sde import Dynamics
 from skgp.linalg.runtime import tile_rows
-
-
-class Forecast(NamedTuple):
-    """States at some times given what came before, and what is known of the coefficients."""
-
-    mean: Tensor  # (d, S, n)
-    cov: Tensor  # (d, d, n)
-    gram: Tensor  # (S, S)
 
 
 @dataclass(frozen=True)
@@ -48,12 +39,15 @@ class FilterEnd:
             gram = gram + g * np.outer(v, v)
         return replace(self, time=float(times[-1]), mean=m, cov=P, gram=gram)
 
-    def forecast(self, dynamics: Dynamics, x: Tensor) -> Forecast:
-        """At times x (n,) that are not before the last observation."""
+    def forecast(self, dynamics: Dynamics, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """States, (d, S, n) and (d, d, n), at times x (n,) not before the last observation.
+
+        And the sums (S, S), which tell of the coefficients.
+        """
         F, Q = dynamics.transition(x - self.time)
         mean, cov, gram = (torch.from_numpy(a).to(x) for a in (self.mean, self.cov, self.gram))
         moved = torch.einsum("ijn,jk,lkn->iln", F, cov, F)
-        return Forecast(torch.einsum("ijn,js->isn", F, mean), moved + Q, gram)
+        return torch.einsum("ijn,js->isn", F, mean), moved + Q, gram
 
 
 def coefficients(gram: Tensor) -> tuple[Tensor, Tensor]:
@@ -69,7 +63,7 @@ def coefficients(gram: Tensor) -> tuple[Tensor, Tensor]:
 def forecast_moments(
     row: Tensor, mean: Tensor, cov: Tensor, gram: Tensor, Psi: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Mean and variance (n,) of ``row s + Psi u``, from states as of `Forecast`.
+    """Mean and variance (n,) of ``row s + Psi u``, from states as of `forecast`.
 
     `row` (d,), scaled features Psi (n, q); the sums are (S, S), or (n, S, S).
     """

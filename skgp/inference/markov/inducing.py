@@ -47,7 +47,7 @@ from skgp.inference.markov.series import Series
 from skgp.inference.markov.sites import SeriesBound, SiteFit, climb, sites_mean
 from skgp.kernels.sde import Dynamics, state_space
 from skgp.likelihoods import Likelihood
-from skgp.linalg.runtime import TensorState
+from skgp.linalg.runtime import TensorState, standard_normal
 from skgp.linalg.small_matrices import matmul, square_root
 
 
@@ -252,15 +252,11 @@ def _draw_states(pairs: PairPosterior, n_samples: int, generator: torch.Generato
     own, regression = cov[:M, d:, d:], pairs.regressions()
     spread = own.clone()
     spread[1:] -= regression @ own[:-1] @ regression.mT
-    noise = _standard_normal((M, d, n_samples), own, generator)
+    noise = standard_normal((M, d, n_samples), generator, own.dtype)
     states = square_root(spread.movedim(0, -1)).movedim(-1, 0) @ noise
     for k in range(1, M):
         states[k] += regression[k - 1] @ states[k - 1]
     return states + mean[..., None]
-
-
-def _standard_normal(shape: tuple[int, ...], like: Tensor, generator: torch.Generator) -> Tensor:
-    return torch.randn(shape, generator=generator, dtype=like.dtype, device=like.device)
 
 
 def _given_states(
@@ -304,7 +300,7 @@ def _prior_paths(
     count = torch.bincount(interval, minlength=M + 1)
 
     def draw(Q: Tensor) -> Tensor:
-        noise = _standard_normal((d, n_samples, Q.shape[-1]), Q, generator)
+        noise = standard_normal((d, n_samples, Q.shape[-1]), generator, Q.dtype)
         return matmul(square_root(Q), noise).movedim(-1, 0)
 
     def walk(states: Tensor, gaps: Tensor) -> Tensor:

@@ -1,6 +1,7 @@
 """The posterior of a series with terms as what its data left: predictions, components, new rows."""
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import NamedTuple
 
 import torch
@@ -16,7 +17,7 @@ from skgp.inference.markov.states import SeriesState
 from skgp.inference.markov.terms import Terms
 from skgp.kernels.sde import Dynamics
 from skgp.likelihoods import Likelihood
-from skgp.linalg.runtime import constant_like
+from skgp.linalg.runtime import constant_like, standard_normal
 from skgp.linalg.small_matrices import matmul
 
 
@@ -40,7 +41,9 @@ class RegressionState(SeriesState):
     terms: Terms
     features: Tensor  # (n, q), before their scales
 
-    def _infer(self) -> _Known:  # type: ignore[override]
+    @cached_property
+    def posterior(self) -> _Known:
+        """All that predictions need."""
         dynamics, times, weight = self.form.at(), self.times, self.weight
         scales = self._scales
         columns = SeriesColumns(dynamics, dynamics.gaps(times), weight)
@@ -52,18 +55,13 @@ class RegressionState(SeriesState):
         assert isinstance(states, ColumnStates)
         return _Known(dynamics, process, columns, C, found, states, scales)
 
-    def _filter_end(self) -> FilterEnd:
+    @cached_property
+    def end(self) -> FilterEnd:
+        """The filter after the last observation."""
         known = self.posterior
         mean = known.columns.filtered(known.C)[..., -1]
         arrays = mean, known.process.end[1], known.found.gram
         return FilterEnd(float(self.times[-1]), *(each.cpu().numpy() for each in arrays))
-
-    def _ahead(self, X: Tensor) -> tuple[Tensor, Tensor]:
-        dynamics = self.form.at()
-        forecast = self.end.forecast(dynamics, self._times(X))
-        Psi = self.terms.features(X) * self._scales
-        mean, var = forecast_moments(dynamics.observation_at(X), *forecast, Psi)
-        return mean + self.offset, var
 
     def past_moments(self, X: Tensor) -> tuple[Tensor, Tensor]:
         """The same given what was observed before each time alone, coefficients included."""
@@ -84,9 +82,10 @@ class RegressionState(SeriesState):
 
     def moments(self, X: Tensor) -> tuple[Tensor, Tensor]:
         """Mean and variance of f and terms at any rows, each (n,)."""
-        if self._is_ahead(self._times(X)):
-            return self._ahead(X)
-        known, x = self.posterior, self._times(X)
+        x = self._times(X)
+        if self._is_ahead(x):
+            return self._ahead(x, self.terms.features(X) * self._scales)
+        known = self.posterior
         row = known.dynamics.observation_at(x)
         mean, away = self._about(X, row[None])
         var = known.process.marginals(x)[1] + away[:, 0].square().sum(1)
@@ -102,8 +101,7 @@ class RegressionState(SeriesState):
         """Joint draws, (n, n_samples)."""
         known = self.posterior
         away = self._apart(X)
-        shape = away.shape[1], n_samples
-        noise = torch.randn(shape, generator=generator, dtype=X.dtype, device=X.device)
+        noise = standard_normal((away.shape[1], n_samples), generator, X.dtype)
         process = known.process.sample(self._times(X), n_samples, generator)
         fixed = self._terms(X) @ known.found.u + self.offset
         return process + fixed[:, None] + away @ noise
@@ -111,8 +109,7 @@ class RegressionState(SeriesState):
     def components(self, X: Tensor) -> tuple[Tensor, Tensor]:
         """Means and variances (n, p): of the kernel's summands, then of the terms."""
         known = self.posterior
-        rows = torch.stack([row for _, row in self.form.summands()])
-        rows = constant_like(rows, X)
+        rows = self._summand_rows(X)
         means, away = self._about(X, rows, with_terms=False)
         var = known.process.latent(self._times(X), rows)[1] + away.square().sum(2)
         Psi, found, start = self._terms(X), known.found, 0

@@ -122,7 +122,44 @@ class DevicePrior:
 Prior = DensePrior | DevicePrior
 
 
-class DensePosterior:
+def cholesky_factor(A: np.ndarray) -> np.ndarray:
+    """Lower factor of a symmetric matrix, which it overwrites; NotPositiveDefiniteError if none."""
+    L, failed = lapack.dpotrf(A.T, lower=True, overwrite_a=True)
+    if failed:
+        raise NotPositiveDefiniteError("The covariance of a series is not finite or indefinite.")
+    return L
+
+
+class DenseFactor:
+    """The factor L of B, given weights (m,), and what it tells of any centres."""
+
+    def __init__(self, prior: DensePrior, weight: np.ndarray) -> None:
+        self._prior, self._root = prior, np.sqrt(weight)
+        B = self._root[:, None] * prior.K  # (m, m)
+        B *= self._root
+        B.flat[:: len(weight) + 1] += 1.0
+        self._L = cholesky_factor(B)
+        self.half_log_det = float(np.log(self._L.diagonal()).sum())
+
+    @cached_property
+    def var(self) -> Tensor:
+        """(m,) of f given sites of these weights."""
+        K = self._prior.K
+        half, _ = lapack.dtrtrs(self._L, self._root[:, None] * K, lower=True)
+        return torch.from_numpy(np.maximum(K.diagonal() - np.einsum("ij,ij->j", half, half), 0.0))
+
+    @cached_property
+    def _inverse(self) -> np.ndarray:
+        """Lower triangle of that of B."""
+        return lapack.dpotri(self._L, lower=True)[0]
+
+    @property
+    def _upper(self) -> np.ndarray:
+        """Upper triangle of S (m, m), which is the lower one of its transpose."""
+        return self._root[:, None] * self._inverse.T * self._root
+
+
+class DensePosterior(DenseFactor):
     r"""Log normaliser of sites (m,), its slopes, and the marginals of f; see `Evidence`.
 
     Of sites divided by their values at c, the `centre` (m,) of `evidence`, which leaves
@@ -135,35 +172,20 @@ class DensePosterior:
     def __init__(
         self, prior: DensePrior, beta: np.ndarray, w: np.ndarray, centre: np.ndarray | None
     ) -> None:
-        K, c = prior.K, np.zeros_like(beta) if centre is None else centre
+        super().__init__(prior, w)
+        c = np.zeros_like(beta) if centre is None else centre
         rest = beta - w * c
-        root = np.sqrt(w)
-        B = root[:, None] * K  # (m, m)
-        B *= root
-        B.flat[:: len(w) + 1] += 1.0
-        L, failed = lapack.dpotrf(B.T, lower=True, overwrite_a=True)
-        if failed:
-            raise NotPositiveDefiniteError(
-                "The covariance of a series is not finite or indefinite."
-            )
-        K_rest = K @ rest
+        K_rest = prior.K @ rest
         e = c - K_rest
-        Se = root * lapack.dpotrs(L, root * e, lower=True)[0]
+        Se = self._root * lapack.dpotrs(self._L, self._root * e, lower=True)[0]
         value = -0.5 * (e @ Se) - rest @ c + 0.5 * (rest @ K_rest)
-        self._prior, self._root, self._L, self._alpha = prior, root, L, rest + Se
-        self.log_normalizer = float(value - np.log(L.diagonal()).sum())
+        self._alpha = rest + Se
+        self.log_normalizer = float(value) - self.half_log_det
 
     @cached_property
     def mean(self) -> Tensor:
         """(m,)."""
         return torch.from_numpy(self._prior.K @ self._alpha)
-
-    @cached_property
-    def var(self) -> Tensor:
-        """(m,)."""
-        K = self._prior.K
-        half, _ = lapack.dtrtrs(self._L, self._root[:, None] * K, lower=True)
-        return torch.from_numpy(np.maximum(K.diagonal() - np.einsum("ij,ij->j", half, half), 0.0))
 
     @property
     def spread(self) -> float:
@@ -202,10 +224,4 @@ class DensePosterior:
     @cached_property
     def _slope(self) -> np.ndarray:
         """Twice the derivative of the log normaliser in K (m, m), of which the upper half holds."""
-        root, alpha = self._root, self._alpha
-        # LAPACK leaves the lower triangle of the inverse, which is the upper one of its transpose.
-        return alpha[:, None] * alpha - root[:, None] * self._inverse.T * root
-
-    @cached_property
-    def _inverse(self) -> np.ndarray:
-        return lapack.dpotri(self._L, lower=True)[0]
+        return self._alpha[:, None] * self._alpha - self._upper

@@ -21,6 +21,7 @@ from scipy.linalg import lapack
 
 from skgp.inference.defaults import ROUGH_RATIO
 from skgp.inference.markov.series import Lags, LagTable
+from skgp.inference.markov.short import cholesky_factor
 from skgp.kernels.sde import Dynamics
 from skgp.kernels.sde_block import Block
 from skgp.linalg import NotPositiveDefiniteError
@@ -141,11 +142,7 @@ class ShortEvidence:
     ) -> None:
         Sigma = covariance.K.copy()
         Sigma.flat[:: len(c) + 1] += noise
-        L, failed = lapack.dpotrf(Sigma.T, lower=True, overwrite_a=True)
-        if failed:
-            raise NotPositiveDefiniteError(
-                "The covariance of a series is not finite or indefinite."
-            )
+        L = cholesky_factor(Sigma)
         self._covariance, self._noise, self._L, self._rest = covariance, noise, L, slope
         self._alpha = lapack.dpotrs(L, c, lower=True)[0]
         #: The log marginal likelihood, in nats.

@@ -7,7 +7,6 @@ import torch
 from torch import Tensor, from_numpy
 
 from skgp.inference.defaults import DENSE_DRAWS, FILTER_RATIO, PREDICTED_ENTRIES
-from skgp.inference.markov.conditional_chain import draw
 from skgp.inference.markov.posterior import Posterior
 from skgp.inference.markov.series import Lags, few_times
 from skgp.inference.markov.short import DensePosterior, DensePrior
@@ -15,6 +14,7 @@ from skgp.kernels.sde import Dynamics
 from skgp.kernels.sde_block import Block
 from skgp.linalg import NotPositiveDefiniteError
 from skgp.linalg.cholesky import semidefinite_root
+from skgp.linalg.runtime import standard_normal
 
 
 def posterior_of(dynamics: Dynamics, x: Tensor, beta: Tensor, weight: Tensor) -> Posterior:
@@ -106,12 +106,12 @@ class ShortPosterior(Posterior):
         """
         if self._dynamics.is_approximate and len(x_new) <= DENSE_DRAWS:
             mean, covariance = self.covariance(x_new)
-            noise = draw(mean.new_empty, (len(mean), n_samples), generator)
+            noise = standard_normal((len(mean), n_samples), generator, mean.dtype)
             return mean[:, None] + semidefinite_root(covariance) @ noise
         nothing, n = torch.zeros_like(self.times), len(self.times)
         prior = Posterior(self._dynamics, self.times, nothing, nothing)
         f = prior.sample(torch.cat([self.times, x_new]), n_samples, generator)
-        noise = draw(f.new_empty, (n, n_samples), generator)
+        noise = standard_normal((n, n_samples), generator, f.dtype)
         seen = self._dense.regress(f[:n], noise)  # (n, S)
         across = self._across(x_new, self._blocks)
         return f[n:] + self.marginals(x_new)[0][:, None] - across @ seen

@@ -25,7 +25,6 @@ from skgp.inference.markov.conditionals import Conditionals, condition
 from skgp.inference.markov.filtering import FilterEnd, forecast_moments
 from skgp.inference.markov.inducing import draw_jointly, fit_inducing, shortest_scale
 from skgp.inference.markov.knots import Chain, PairPosterior, PairSites, infer_pairs
-from skgp.inference.markov.posterior import Posterior
 from skgp.inference.markov.series import Series
 from skgp.inference.markov.short_posterior import posterior_of
 from skgp.inference.markov.sites import fit_sites
@@ -38,17 +37,7 @@ class LazyState(TensorState):
     """What predictions need is worked out at the first of them and is not pickled."""
 
     def _lasting(self) -> dict[str, Any]:
-        return {k: v for k, v in super()._lasting().items() if k not in ("_known", "form")}
-
-    @property
-    def posterior(self) -> Any:
-        """The posterior, kept after the first call."""
-        if "_known" not in self.__dict__:
-            self.__dict__["_known"] = self._infer()
-        return self.__dict__["_known"]
-
-    def _infer(self) -> Any:
-        raise NotImplementedError
+        return {k: v for k, v in super()._lasting().items() if k not in ("posterior", "form")}
 
 
 @dataclass(frozen=True)
@@ -67,7 +56,9 @@ class SeriesState(LazyState):
         """The kernel in state space."""
         return state_space(self.kernel, tolerance=self.tolerance)
 
-    def _infer(self) -> Posterior:
+    @cached_property
+    def posterior(self) -> Any:
+        """As of `posterior_of`."""
         return posterior_of(self.form.at(), self.times, self.beta, self.weight)
 
     def mean(self, x: Tensor) -> Tensor:
@@ -77,34 +68,28 @@ class SeriesState(LazyState):
     def moments(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Mean and variance of f at any times, each (n,); O(n) of times that lie ahead."""
         if self._is_ahead(x):
-            return self._ahead(x)
+            return self._ahead(x, x.new_empty(len(x), 0))
         mean, var = self.posterior.marginals(x)
         return mean + self.offset, var
 
     # ---- the filter at the end, kept by observations that come later
 
-    @property
+    @cached_property
     def end(self) -> FilterEnd:
-        """The filter after the last observation, kept after the first call."""
-        if "_end" not in self.__dict__:
-            self.__dict__["_end"] = self._filter_end()
-        return self.__dict__["_end"]
-
-    def _filter_end(self) -> FilterEnd:
+        """The filter after the last observation."""
         m, P = (each.cpu().numpy() for each in self.posterior.end)
         return FilterEnd(float(self.times[-1]), m[:, None], P, np.zeros((1, 1)))
 
     def _is_ahead(self, times: Tensor) -> bool:
         """Whether the filter at the end answers for some times, and nothing else is known yet."""
         known = self.__dict__
-        return "_end" in known and "_known" not in known and float(times.min()) >= self.end.time
+        return "end" in known and "posterior" not in known and float(times.min()) >= self.end.time
 
-    def _ahead(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Mean and variance of f at times ahead."""
+    def _ahead(self, times: Tensor, Psi: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean and variance of f and of terms of scaled features (n, q) at times ahead."""
         dynamics = self.form.at()
-        forecast = self.end.forecast(dynamics, x)
-        row = dynamics.observation_at(x)
-        mean, var = forecast_moments(row, *forecast, x.new_empty(len(x), 0))
+        forecast = self.end.forecast(dynamics, times)
+        mean, var = forecast_moments(dynamics.observation_at(times), *forecast, Psi)
         return mean + self.offset, var
 
     def _continued(self, new: "SeriesState", times: Tensor, C: Tensor, weight: Tensor) -> Any:
@@ -113,8 +98,7 @@ class SeriesState(LazyState):
         They are columns (k, S) and weights (k,).
         """
         if len(times) <= FILTERED_ROWS and float(times[0]) >= float(self.times[-1]):
-            end = self.end.advanced(self.form.at(), times, C, weight)
-            new.__dict__["_end"] = end
+            new.__dict__["end"] = self.end.advanced(self.form.at(), times, C, weight)
         return new
 
     def past_moments(self, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -134,8 +118,11 @@ class SeriesState(LazyState):
 
     def components(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Means and variances (n, p) of the kernel's p top-level summands, without the offset."""
-        rows = torch.stack([row for _, row in self.form.summands()])
-        return self.posterior.latent(x, constant_like(rows, x))
+        return self.posterior.latent(x, self._summand_rows(x))
+
+    def _summand_rows(self, x: Tensor) -> Tensor:
+        """What observes the kernel's summands in the state, (p, d)."""
+        return constant_like(torch.stack([row for _, row in self.form.summands()]), x)
 
     def with_rows(self, series: Series, likelihood: Likelihood) -> "SeriesState":
         """The posterior given more rows: sites at the union of the times, of equal ones added.
@@ -186,7 +173,9 @@ class InducingState(LazyState):
     sites: PairSites
     offset: float = 0.0  # prior mean of f
 
-    def _infer(self) -> tuple[Dynamics, PairPosterior]:
+    @cached_property
+    def posterior(self) -> tuple[Dynamics, PairPosterior]:
+        """The prior and q of the states at the knots."""
         dynamics = state_space(self.kernel).at()
         return dynamics, infer_pairs(Chain.of(dynamics, self.knots), self.sites)
 

@@ -36,7 +36,7 @@ from torch import Tensor
 from skgp.inference.defaults import PRODUCT_BYTES
 from skgp.inference.weights.bases import Basis, WhitenedInducingBasis
 from skgp.inference.weights.design import StreamedDesign, block_width, row_chunks
-from skgp.linalg.runtime import TensorState
+from skgp.linalg.runtime import TensorState, standard_normal
 
 
 class WeightGaussian(TensorState):
@@ -187,10 +187,10 @@ class LinearWeightsPosterior(TensorState):
         They have exactly the covariance of this object, of rank S when it came from S draws.
         """
         device, tail = generator.device, len(self.tail_std)
-        weights = self.root.to(device) @ standard_normal(self.root.shape[1], n_samples, generator)
+        weights = self.root.to(device) @ standard_normal((self.root.shape[1], n_samples), generator)
         if tail:
             std = self.tail_std.to(device)[:, None]
-            weights[-tail:] += std * standard_normal(len(weights), n_samples, generator)[-tail:]
+            weights[-tail:] += std * standard_normal((len(weights), n_samples), generator)[-tail:]
         return weights
 
 
@@ -269,13 +269,6 @@ class AugmentedPosterior(TensorState):
     @property
     def _basis(self) -> WhitenedInducingBasis:
         return cast(WhitenedInducingBasis, self.weights.basis)
-
-
-def standard_normal(rows: int, columns: int, generator: torch.Generator) -> Tensor:
-    """Draw a (rows, columns) float64 matrix on the generator's device."""
-    return torch.randn(
-        rows, columns, generator=generator, dtype=torch.float64, device=generator.device
-    )
 
 
 def _moments(

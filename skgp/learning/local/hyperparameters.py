@@ -44,7 +44,6 @@ from torch import Tensor
 
 from skgp.data import Data, random_rows
 from skgp.inference.neighbors.posterior import KrigingModel, LabelLink, is_shared, merge_rows
-from skgp.inference.weights.posterior import standard_normal
 from skgp.kernels.expression import WhiteKernel, split_noise
 from skgp.kernels.gram import gram_diag
 from skgp.kernels.scales import scale_within, with_variance
@@ -60,7 +59,7 @@ from skgp.learning.search import (
 )
 from skgp.learning.selection import choose, improves, while_falling
 from skgp.likelihoods import Likelihood
-from skgp.linalg.runtime import Callback
+from skgp.linalg.runtime import Callback, standard_normal
 from skgp.optim.bfgs import minimize_lbfgs
 from skgp.optim.stopping import StopRecorder
 
@@ -357,7 +356,7 @@ def _labels_as_numbers(data: Data, generator: torch.Generator) -> Data:
     """Labels, of several columns a random combination, as standardised targets."""
     y = data.y[:, 0]
     if data.y.shape[1] > 1:
-        direction = standard_normal(data.y.shape[1], 1, generator)[:, 0]
+        direction = standard_normal((data.y.shape[1],), generator)
         y = data.y @ direction.to(data.y.device)
     y = (y - y.mean()) / y.std().clamp_min(1e-12)
     return replace(data, y=y).merged()

@@ -248,11 +248,8 @@ class LogPosterior(Density):
 
     def noise_gradient(self, diagonal: Tensor, noise: Tensor) -> Tensor:
         """By the logarithm of the noise (..., 1), given the diagonal (..., n) of W."""
-        data = self.data
-        gradient = (diagonal * data.row_noise(noise)).sum(-1)
-        if data.weight is not None and data.scatter is not None:
-            gradient = gradient + 0.5 * (1 - data.weight + data.scatter / noise).sum(-1)
-        return gradient
+        gradient = (diagonal * self.data.row_noise(noise)).sum(-1)
+        return gradient + self.data.log_power_slope(noise)
 
     def _factors(self, K: Tensor, noise: Tensor) -> Tensor:
         """Cholesky factors (k, n, n) of the covariances of y; NaN where there is none."""

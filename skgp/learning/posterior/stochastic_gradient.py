@@ -44,9 +44,9 @@ from skgp.kernels.operators import RowOperator
 from skgp.learning.posterior import defaults as tuned
 from skgp.learning.posterior.log_posterior import LogPosterior
 from skgp.linalg import NotPositiveDefiniteError, NumericalWarning
-from skgp.linalg.cg import ulisse
 from skgp.linalg.preconditioners import LowRankPreconditioner, without_subnormals
 from skgp.linalg.runtime import tile_rows, to_arrays
+from skgp.linalg.ulisse import ulisse
 
 Tell = Callable[[dict], None]
 SEEDS = 2**31 - 1  # mathematical

@@ -84,7 +84,7 @@ def test_rows_at_the_end_join_without_a_run_over_all(monkeypatch, with_terms):
 
     with monkeypatch.context() as patch:
         for kind in (states_module.SeriesState, RegressionState):
-            patch.setattr(kind, "_infer", refuse)
+            patch.setattr(kind, "posterior", property(refuse))
         for rows in (slice(100, 101), slice(101, 140), slice(140, 150)):
             series = (
                 make_regression_series(X[rows, 0], y[rows], state.terms.features(X[rows]))
