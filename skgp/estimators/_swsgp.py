@@ -281,7 +281,7 @@ class SWSGPRegressor(SWSGPMixin, LikelihoodGPRegressor, StreamingGPRegressor):
 
     def _rows(self, data: Data, backend: Backend) -> Data:
         """Observations in the dtype of the fit."""
-        return replace(data, y=data.y[:, None], scatter=None).to(backend.dtype)
+        return replace(data, y=data.y[:, None]).to(backend.dtype)
 
     def _learn_kernel(
         self,
