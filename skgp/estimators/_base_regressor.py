@@ -149,9 +149,7 @@ class BaseGPRegressor(RegressionPredictions):
         backend = self._resolve_backend(None if stream else X)
         with fit_session(self, X, y, sample_weight=sample_weight) as session:
             given = X, y, sample_weight
-            blocks = None
-            if not stream:
-                blocks = training_blocks(self, *given, exposure=exposure)
+            blocks = None if stream else training_blocks(self, *given, exposure=exposure)
             if blocks is not None:
                 self._learn_blocks(self._standardised(blocks, backend), session, backend)
                 return
@@ -332,8 +330,9 @@ class LikelihoodGPRegressor(LogScale, BaseGPRegressor):
         is learned, ``_noise_floor`` by default.
         """
         floor = self._noise_floor if floor is None else floor
-        if self._own_likelihood is not None or white is None:
-            return self._own_likelihood or Poisson(self.link)
+        own = self._own_likelihood
+        if white is None or not (own is None or own.is_gaussian):
+            return own or Poisson(self.link)
         level = float(white.noise_level)
         bounds = level, level
         if self.optimizer is not None and not white.hyperparameter_noise_level.fixed:
