@@ -14,6 +14,7 @@ each x, independent given their f, the product is over all, and s the sum of the
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -104,6 +105,13 @@ class Data(TensorState):
         if self.weight is None:
             return values.sum()
         return (values * (self.weight if values.ndim == 1 else self.weight[:, None])).sum()
+
+    def likelihood(self, base: Any) -> Any:
+        """The likelihood `base` of an observation, offsets and scatter of these considered."""
+        within = None
+        if self.scatter is not None and self.weight is not None:
+            within = (self.scatter / self.weight)[:, None]
+        return base.at(self.offset).of_means(within)
 
     def log_power(self, noise: Tensor) -> Tensor:
         r"""What the product above has beside :math:`N(\bar y; f, \sigma^2 / W)`, shape (n,), nats.

@@ -149,9 +149,7 @@ class BaseGPRegressor(RegressionPredictions):
         backend = self._resolve_backend(None if stream else X)
         with fit_session(self, X, y, sample_weight=sample_weight) as session:
             given = X, y, sample_weight
-            blocks = None
-            if not stream:
-                blocks = training_blocks(self, *given, exposure=exposure)
+            blocks = None if stream else training_blocks(self, *given, exposure=exposure)
             if blocks is not None:
                 self._learn_blocks(self._standardised(blocks, backend), session, backend)
                 return
@@ -325,8 +323,9 @@ class LikelihoodGPRegressor(LogScale, BaseGPRegressor):
 
     def _make_likelihood(self, white: WhiteKernel | None) -> NumericLikelihood:
         """The likelihood and its free parameters; `white` is the noise to begin with."""
-        if self._own_likelihood is not None or white is None:
-            return cast(NumericLikelihood, self._own_likelihood)
+        own = self._own_likelihood
+        if white is None or not (own is None or own.is_gaussian):
+            return cast(NumericLikelihood, own)
         level = float(white.noise_level)
         bounds = level, level
         if self.optimizer is not None and not white.hyperparameter_noise_level.fixed:

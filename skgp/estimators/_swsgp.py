@@ -281,7 +281,17 @@ class SWSGPRegressor(SWSGPMixin, LikelihoodGPRegressor, StreamingGPRegressor):
 
     def _rows(self, data: Data, backend: Backend) -> Data:
         """Observations in the dtype of the fit."""
-        return replace(data, y=data.y[:, None], scatter=None).to(backend.dtype)
+        return replace(data, y=data.y[:, None]).to(backend.dtype)
+
+    def _kernels(self, X: np.ndarray, sample_weight: np.ndarray | None) -> list[Kernel]:
+        """Gaussian noise that is given as a likelihood is learned with the kernel as any other."""
+        kernels, own = super()._kernels(X, sample_weight), self._own_likelihood
+        if own is None or not own.is_gaussian:
+            return kernels
+        ends = own.initial(to_tensor(X)), *own.box(to_tensor(X))
+        level, low, high = (float(own.gaussian_noise(each)) for each in ends)
+        noise = WhiteKernel(level, (low, high) if low < high else "fixed")
+        return [split_noise(kernel)[0] + noise for kernel in kernels]
 
     def _learn_kernel(
         self,

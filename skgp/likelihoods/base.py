@@ -146,6 +146,17 @@ class Likelihood(TensorState, abc.ABC):
             "counts. Leave exposure out, or use likelihood='poisson'."
         )
 
+    def of_means(self, within: Tensor | None) -> "Likelihood":
+        """The likelihood of means of observations of one f, an observation of each.
+
+        Parameters
+        ----------
+        within : Tensor or None
+            Mean squared deviations of the observations from their mean, broadcastable to the
+            means. Matters to Gaussian noise alone; with any other there are no such means.
+        """
+        return self
+
     def rows(self, index: slice | Tensor) -> "Likelihood":
         """The likelihood of some of the observations that `at` gave offsets."""
         return self

@@ -67,6 +67,15 @@ class Gaussian(NumericLikelihood):
         remedy = "For nearly noise-free data use a small positive value such as 1e-6."
         check_positive("noise_variance", noise_variance, remedy)
         self.noise_variance, self.bounds = noise_variance, bounds
+        self._within: float | Tensor = 0.0
+
+    def of_means(self, within: Tensor | None) -> "Gaussian":
+        """The likelihood of means, whose expectations are those of an observation."""
+        if within is None:
+            return self
+        found = Gaussian(self.noise_variance, bounds=self.bounds)
+        found._within = within
+        return found
 
     def free_parameters(self) -> tuple[tuple[float, float, float], ...]:
         """The variance."""
@@ -92,7 +101,7 @@ class Gaussian(NumericLikelihood):
 
     def _expected_log_prob(self, y: Tensor, mean: Tensor, var: Tensor) -> Tensor:
         noise = self._noise(mean)
-        return _log_normal(y - mean, noise) - 0.5 * var / noise
+        return _log_normal(y - mean, noise) - 0.5 * (var + self._within) / noise
 
     def _derivatives(self, y: Tensor, f: Tensor) -> tuple[Tensor, Tensor]:
         precision = 1 / self._noise(f)
@@ -103,7 +112,8 @@ class Gaussian(NumericLikelihood):
         return self._derivatives(y, mean)  # linear in f
 
     def _log_predictive(self, y: Tensor, mean: Tensor, var: Tensor) -> Tensor:
-        return _log_normal(y - mean, var + self._noise(mean))
+        spread = var + self._noise(mean)
+        return _log_normal(y - mean, spread) - 0.5 * self._within / spread
 
     def _cdf(self, y: Tensor, mean: Tensor, var: Tensor) -> Tensor:
         return torch.special.ndtr((y - mean) / (var + self._noise(mean)).sqrt())

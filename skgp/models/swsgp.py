@@ -257,7 +257,7 @@ class _Fitter:
         if self.moves_likelihood or in_turns:
             rounds = defaults.LIKELIHOOD_ROUNDS - (not self.moves_likelihood)
         for i in range(rounds + 1):  # q(u) last
-            likelihood = self.likelihood.with_parameters(state.likelihood).at(self.data.offset)
+            likelihood = self.data.likelihood(self.likelihood.with_parameters(state.likelihood))
             found = fit_sites(
                 system,
                 self.data.y,
@@ -308,7 +308,7 @@ class _Fitter:
         mean = state.offset + mean
 
         def loss(free: dict[str, Tensor]) -> Tensor:
-            likelihood = self.likelihood.with_parameters(free["likelihood"]).at(self.data.offset)
+            likelihood = self.data.likelihood(self.likelihood.with_parameters(free["likelihood"]))
             rows = likelihood.expected_log_prob(self.data.y, mean, var)
             log_prior = self.likelihood.log_prior(free["likelihood"])
             return -(self.data.weighted_sum(rows) + log_prior) / self.data.total

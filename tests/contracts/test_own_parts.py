@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 from sklearn.base import clone
+from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import (
     RBF,
     Hyperparameter,
@@ -15,7 +16,7 @@ from sklearn.gaussian_process.kernels import (
 
 import skgp
 from skgp.kernels import register_kernel
-from skgp.likelihoods import NumericLikelihood, Poisson
+from skgp.likelihoods import Gaussian, NumericLikelihood, Poisson
 
 
 class Bell(StationaryKernelMixin, NormalizedKernelMixin, Kernel):
@@ -201,3 +202,17 @@ def test_own_noise_is_learned(name):
     mean, std = model.predict(X, return_std=True)
     assert np.sqrt(np.mean((mean - 50 - 10 * f) ** 2)) < 1.2
     assert 1.2 < std.mean() < 2.8  # pi / sqrt(3) = 1.81 of the noise
+
+
+@pytest.mark.parametrize("bounds", [None, (1e-5, 10.0)])
+def test_gaussian_likelihood_given_has_the_greatest_evidence(bounds):
+    X, f, rng = data(60)
+    y = f + 0.2 * rng.standard_normal(len(f))
+    level = 0.5 if bounds else 0.04
+    given = 1.0 * RBF(1.0) + WhiteKernel(level, bounds or "fixed")
+    exact = GaussianProcessRegressor(given, alpha=0.0).fit(X, y)
+    model = skgp.SWSGPRegressor(
+        1.0 * RBF(1.0), likelihood=Gaussian(level, bounds=bounds), normalize_y=False
+    ).fit(X, y)
+    assert model.elbo_ == pytest.approx(exact.log_marginal_likelihood_value_, abs=1e-3)
+    assert model.noise_variance_ == pytest.approx(exact.kernel_.k2.noise_level, rel=0.01)

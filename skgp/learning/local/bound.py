@@ -84,7 +84,7 @@ def bound(
     bound of all. O(b H^2 (H + d + c)), and O(c b H^2 M) more with a full covariance, for value and
     gradient: nothing grows with M otherwise, but the gradients of m, S and Z are dense.
     """
-    likelihood = objective.likelihood.with_parameters(state.likelihood).at(data.offset)
+    likelihood = data.likelihood(objective.likelihood.with_parameters(state.likelihood))
     moments = _row_moments(state, data.X, active, theta)
     total = data.total if total is None else total
     fit = likelihood.expected_log_prob(data.y, state.offset + moments.mean, moments.var)

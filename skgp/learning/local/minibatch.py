@@ -89,7 +89,7 @@ def negative_log_predictive(
     state: SWSGPState, data: Data, active: Tensor, objective: Objective
 ) -> Tensor:
     """-log p(y) of each row, summed over the latent functions, in nats; shape (n,)."""
-    likelihood = objective.likelihood.with_parameters(state.likelihood).at(data.offset)
+    likelihood = data.likelihood(objective.likelihood.with_parameters(state.likelihood))
     mean, var = latent_moments(state, data.X, active)
     return -likelihood.log_predictive(data.y, mean, var).sum(1)
 
