@@ -142,14 +142,16 @@ def noise_on_top(kernel: Kernel) -> Kernel:
     return Sum(constant * reduce(Sum, signals), noise) if signals else noise
 
 
-def default_series_kernels(x: np.ndarray, variance: float = 1.0) -> list[Kernel]:
+def default_series_kernels(
+    x: np.ndarray, variance: float = 1.0, sample_weight: np.ndarray | None = None
+) -> list[Kernel]:
     """Return the kernels, without noise, among which the evidence of a series chooses.
 
     ``constant * Matern`` of nu 3/2, 5/2 and 1/2, and a sum of two of nu 3/2, of a long and a short
     length scale; up to 10000 observations also ``constant * RBF`` and such a sum of nu 5/2, of six
     states. `x` (n,) are times, `variance` is where the variances start.
     """
-    unit = _range(x)
+    unit = _range(x, sample_weight)
 
     def single(nu: float, scale: float = 1.0, share: float = 1.0) -> Kernel:
         return _matern(nu, scale * defaults.SERIES_SCALE * unit, unit, share * variance)
@@ -163,7 +165,9 @@ def default_series_kernels(x: np.ndarray, variance: float = 1.0) -> list[Kernel]
     return kernels
 
 
-def process_kernels(X: np.ndarray, given: Kernel | None, variance: float) -> list[Kernel | None]:
+def process_kernels(
+    X: np.ndarray, given: Kernel | None, variance: float, sample_weight: np.ndarray | None = None
+) -> list[Kernel | None]:
     """Kernels of processes: of one column those to choose among, else one for each column.
 
     ValueError if `given` has no state-space form, or parts that see several columns.
@@ -171,10 +175,11 @@ def process_kernels(X: np.ndarray, given: Kernel | None, variance: float) -> lis
     n_columns = X.shape[1]
     if given is None:
         if n_columns == 1:
-            return [*default_series_kernels(X[:, 0], variance)]
+            return [*default_series_kernels(X[:, 0], variance, sample_weight)]
+        units = [_range(x, sample_weight) for x in X.T]
         return [
             ActiveDims(_matern(1.5, unit / 4, unit, variance / n_columns), [column])
-            for column, unit in enumerate(map(_range, X.T))
+            for column, unit in enumerate(units)
         ]
     kernels = [given] if n_columns == 1 else column_kernels(given, n_columns)
     for kernel in kernels:
@@ -272,9 +277,9 @@ def _matern(nu: float, length_scale: float, unit: float, variance: float) -> Ker
     return ConstantKernel(variance, defaults.SERIES_VARIANCE_BOUNDS) * shape
 
 
-def _range(x: np.ndarray) -> float:
+def _range(x: np.ndarray, sample_weight: np.ndarray | None) -> float:
     """Range of some times, but for a few far from the others; 1 where all are equal."""
-    return robust_range(x) or 1.0
+    return robust_range(x, capped_weights(sample_weight)) or 1.0
 
 
 def _columns(kernel: Kernel) -> set[int]:

@@ -15,7 +15,7 @@ import torch
 
 from skgp.data import Data
 from skgp.estimators import defaults
-from skgp.estimators._base import arrays, to_tensor
+from skgp.estimators._base import arrays, merged, to_tensor
 from skgp.estimators._functions import FourArrays
 from skgp.estimators._kernels import default_kernels
 from skgp.estimators._log_normal import (
@@ -77,18 +77,22 @@ class LogScale(RegressionPredictions):
         super()._begin_fit(informed=informed)
         self._of_log = self.likelihood == "lognormal"
 
-    def _choose_scale(self, X: np.ndarray, y: np.ndarray, sample_weight: np.ndarray | None) -> None:
+    def _choose_scale(self, X: np.ndarray, y: np.ndarray, weight: np.ndarray | None) -> None:
         asked = self.likelihood == "auto" and self.kernel is None and self._learns
         if asked and _may_be_logs(y):
-            self._of_log = self._logs_predict_better(X, y, sample_weight)
+            self._of_log = self._logs_predict_better(X, y, weight)
 
-    def _logs_predict_better(
-        self, X: np.ndarray, y: np.ndarray, sample_weight: np.ndarray | None
-    ) -> bool:
-        capped = capped_weights(sample_weight)
-        data = Data(to_tensor(X), to_tensor(y), None if capped is None else to_tensor(capped))
+    def _logs_predict_better(self, X: np.ndarray, y: np.ndarray, weight: np.ndarray | None) -> bool:
+        given = None if weight is None else to_tensor(weight)
+        # Copies of an observation would predict each other.
+        data = merged(Data(to_tensor(X), to_tensor(y), given), torch.device("cpu"))
+        if len(data) < defaults.LOG_ROWS[0]:
+            return False
         some = data.some(defaults.LOG_ROWS[1], torch.Generator().manual_seed(0))
-        return logs_predict_better(default_kernels(*arrays(some))[0], some)
+        X, weight = arrays(some)
+        capped = capped_weights(weight)
+        some = Data(some.X, some.y, None if capped is None else to_tensor(capped))
+        return logs_predict_better(default_kernels(X, capped)[0], some)
 
     # ---- of log y --------------------------------------------------------------------------
 
@@ -140,8 +144,8 @@ class LogScale(RegressionPredictions):
 
 
 def _may_be_logs(y: np.ndarray) -> bool:
-    """Whether targets are positive, of one column, enough, and of more than one magnitude."""
-    if y.ndim > 1 or len(y) < defaults.LOG_ROWS[0] or y.min() <= 0:
+    """Whether targets are positive, of one column, and of more than one magnitude."""
+    if y.ndim > 1 or y.min() <= 0:
         return False
     low, high = defaults.LOG_RATIOS
     return low * y.min() <= y.max() <= high * y.min()

@@ -101,18 +101,18 @@ class RegressionData(LatentFunction):
         X, y, sample_weight = keep_weighted_rows(X, self._checked_target(y), sample_weight)
         if reset:
             self._begin_fit(informed=len(y) > 1)
-            if not stream:
-                self._choose_scale(X, y, sample_weight)
+        relative = self._relative_weight(X, y, sample_weight, reset=reset)
+        if reset and not stream:
+            self._choose_scale(X, y, relative)
         offset = self._training_offset(exposure, n_rows, given)
         z = self._target(y, sample_weight) if reset else self._to_z(y)
-        sample_weight = self._relative_weight(X, y, sample_weight, reset=reset)
-        columns = sample_weight, None, None if offset is None else offset[:, None]
+        columns = relative, None, None if offset is None else offset[:, None]
         return Data(
             to_tensor(X), to_tensor(z), *(None if c is None else to_tensor(c) for c in columns)
         )
 
-    def _choose_scale(self, X: np.ndarray, y: np.ndarray, sample_weight: np.ndarray | None) -> None:
-        """Decide what of y is modelled, where that is for the data."""
+    def _choose_scale(self, X: np.ndarray, y: np.ndarray, weight: np.ndarray | None) -> None:
+        """Decide what of y is modelled, where that is for the data; weights are relative."""
 
     def _relative_weight(
         self, X: np.ndarray, y: np.ndarray, weight: np.ndarray | None, *, reset: bool

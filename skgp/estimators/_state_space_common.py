@@ -13,7 +13,7 @@ from sklearn.gaussian_process.kernels import CompoundKernel, Kernel
 from torch import Tensor
 
 from skgp.data import Data
-from skgp.estimators._base import Backend, to_tensor
+from skgp.estimators._base import Backend, arrays, to_tensor
 from skgp.estimators._blocks import over_rows
 from skgp.estimators._fitting import within_limits
 from skgp.estimators._interactions import warn_of_interactions
@@ -207,10 +207,10 @@ class StateSpaceMixin(IndexedOutput, SeriesInputs):
         `given` is the kernel without noise, or None. Returns the kernel learned, and the parameters
         of the likelihood (p,).
         """
-        X, total, given_data = data.X.numpy(), data.total, data
+        (X, weight), total, given_data = arrays(data), data.total, data
         callback, process = StopRecorder(callback), self._process_columns(X)
         one, start = process.shape[1] == 1, None
-        signals = process_kernels(process, given, self._start_variance)
+        signals = process_kernels(process, given, self._start_variance, weight)
         # Additive noise is relative to standardised targets; latent functions of labels and counts
         # have no such unit, and their variances none that a prior could know.
         prior = signals if self.kernel is None and likelihood.is_additive else None

@@ -231,9 +231,9 @@ def robust_std(X: np.ndarray, weights: np.ndarray | None = None) -> np.ndarray:
     return _unless_outlying(std, middle / (2 * ndtri(1 - tail)))
 
 
-def robust_range(x: np.ndarray) -> float:
+def robust_range(x: np.ndarray, weights: np.ndarray | None = None) -> float:
     """Range of numbers x (n,); where outliers make it large, that of the others."""
-    middle, tail = _middle(x, None)
+    middle, tail = _middle(x, weights)
     return float(_unless_outlying(np.ptp(x), middle / (1 - 2 * tail)))
 
 

@@ -230,3 +230,34 @@ def test_weights_take_part_in_the_choice():
     heavy = np.r_[np.ones(150), np.full(150, 1e-3)]
     assert QSGPRegressor().fit(both, targets, heavy).likelihood_ == "lognormal"
     assert QSGPRegressor().fit(both, targets, heavy[::-1]).likelihood_ == "gaussian"
+
+
+@pytest.mark.parametrize("weight", [1e-3, 1 / 3, 10.0])
+def test_only_ratios_of_weights_take_part_in_the_choice(weight):
+    X, y = multiplicative(n=80)
+    assert QSGPRegressor().fit(X, y, np.full(80, weight)).likelihood_ == "lognormal"
+
+
+@pytest.mark.parametrize(("n", "chosen"), [(80, "lognormal"), (30, "gaussian")])
+def test_copies_are_one_observation_of_the_choice(n, chosen):
+    """Of some dozen observations none is made, however often these are given."""
+    X, y = multiplicative(n=n, noise=0.8)
+    several = np.tile(X, (4, 1)), np.tile(y, 4)
+    assert QSGPRegressor().fit(*several).likelihood_ == chosen
+    assert QSGPRegressor().fit(X, y, np.full(n, 4.0)).likelihood_ == chosen
+
+
+def test_order_has_no_say_of_which_observations_choose(monkeypatch):
+    """Of more than the few hundred by which the choice is made."""
+    rng, X, f = inputs(3, 900)
+    y, seen, order = 5 + f + 0.3 * rng.standard_normal(900), [], rng.permutation(900)
+
+    def stop(_, data):
+        seen.append(data.y)
+        raise InterruptedError
+
+    monkeypatch.setattr("skgp.estimators._log_scale.logs_predict_better", stop)
+    for rows in (np.arange(900), order):
+        with pytest.raises(InterruptedError):
+            QSGPRegressor().fit(X[rows], y[rows])
+    assert len(seen[0]) == 500 and (seen[0] == seen[1]).all()

@@ -102,6 +102,18 @@ def test_inducing_states_come_near_exact_inference(two, X_new):
     assert len(pickle.dumps(sparse)) < 4 * 4 * 60 * 8 + 5000
 
 
+def test_weights_are_rows_given_twice_in_a_column_of_heavy_tails(rng):
+    X, weight = rng.standard_normal((60, 2)), rng.integers(1, 4, 60)
+    X[0] = 1e7
+    label = X[:, 0] + rng.logistic(scale=0.3, size=60) > 0
+    rows = np.repeat(np.arange(60), weight)
+    weighted = StateSpaceGPClassifier().fit(X, label, sample_weight=weight)
+    repeated = StateSpaceGPClassifier().fit(X[rows], label[rows])
+    np.testing.assert_allclose(
+        weighted.predict_proba(X), repeated.predict_proba(X), rtol=0, atol=1e-6
+    )
+
+
 def test_weights_and_classes_of_unequal_size(two, X_new):
     X, y = two
     weights = np.random.default_rng(3).integers(0, 4, 90)
