@@ -30,6 +30,7 @@ from skgp.estimators._parameters import (
     DescribedEstimator,
     StrOptions,
     check_likelihood,
+    warn_at_bounds,
     warn_of_idle_options,
 )
 from skgp.estimators._validation import bounded_inputs, is_valid, told_of_text
@@ -272,6 +273,11 @@ class BaseGP(DescribedEstimator, CallbackSupportMixin, BaseEstimator, metaclass=
     def _learns(self) -> bool:
         """Whether hyper-parameters move in this fit: they may, and the targets tell of them."""
         return self.optimizer is not None and self._informed
+
+    def _warn_at_bounds(self) -> None:
+        """Warn of what the fit has learned that is at a bound."""
+        if self._learns:
+            warn_at_bounds(self.kernel_, self.kernel)
 
     def _validated(self, X: ArrayLike, *y: ArrayLike, **checks: bool) -> Any:
         """X (n, d) in float64, and y where it is given: `checks` are those of `validate_data`."""

@@ -45,7 +45,7 @@ class BayesianFitting(BaseGPRegressor):
         self, data: Data, session: FitSession, backend: Backend, *, stream: bool = False
     ) -> None:
         X, weight = arrays(data)
-        z = data.y.numpy()
+        z, kernels = data.y.numpy(), self._kernels(data)
         data = merged(data, backend.device, replicates=True)
         learns = self.optimizer is not None
         plan = resolve_plan(
@@ -63,7 +63,7 @@ class BayesianFitting(BaseGPRegressor):
             priors = resolve_priors(kernel, self.prior, X, z, weight, columns)
             return LogPosterior(kernel, rows, priors)
 
-        rng, kernels = backend.rng(), self._kernels(X, weight)
+        rng = backend.rng()
         if session.verbose and plan.solver == "cg":
             cost = cost_of_products(kernels[0], data)
             if cost is not None:

@@ -311,7 +311,7 @@ class QSGPFitting(QSGPMixin, LogScale, StreamingGPRegressor):
         evidence of some observations; None where there is none.
         """
         self.history_ = {"hyperparameters": [], "solve": [], "validation": []}
-        kernels = [self.kernel_] if self._goes_on else self._kernels(*arrays(given))
+        kernels = [self.kernel_] if self._goes_on else self._kernels(given)
         if not self._learns:
             return kernels[0], None, None
         with session.stage("hyperparameters") as callback:

@@ -25,9 +25,6 @@ from torch import Tensor
 from skgp.data import Data, replicates
 from skgp.estimators import defaults
 from skgp.estimators._base import Backend, BaseGP, arrays, to_tensor
-from skgp.estimators._kernels import (
-    default_classification_kernels,
-)
 from skgp.estimators._parameters import Auto, Interval, StrOptions
 from skgp.estimators.defaults import MANY_COLUMNS
 from skgp.inference.pivots import greedy_variance
@@ -375,14 +372,10 @@ class ProjectedClassifierMixin(ProjectionMixin):
 
     likelihood: str
 
-    def _kernels(self, X: np.ndarray, sample_weight: np.ndarray | None) -> list[Kernel]:
-        if self.kernel is not None:
-            return [self._given_kernel(X)]
+    @property
+    def _default_kernels(self) -> dict[str, Any]:
         # Principal components share a unit.
-        isotropic = self._projection is not None
-        return default_classification_kernels(
-            X, sample_weight, link=self.likelihood, isotropic=isotropic
-        )
+        return {"link": self.likelihood, "isotropic": self._projection is not None}
 
 
 def as_seen(data: Data, *, projection: Projection | None, to: tuple) -> Data:

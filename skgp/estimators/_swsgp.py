@@ -9,10 +9,10 @@ from sklearn.gaussian_process.kernels import Kernel, WhiteKernel
 
 from skgp.blocks import MappedBlocks
 from skgp.data import Data
-from skgp.estimators._base import Backend, arrays, merged, to_tensor
+from skgp.estimators._base import Backend, merged, to_tensor
 from skgp.estimators._base_regressor import LikelihoodGPRegressor, StreamingGPRegressor
 from skgp.estimators._fitting import FitSession
-from skgp.estimators._parameters import StrOptions, keep_parameters, warn_at_bounds
+from skgp.estimators._parameters import StrOptions, keep_parameters
 from skgp.estimators._swsgp_common import SWSGPMixin
 from skgp.estimators._vecchia import VecchiaGPRegressor
 from skgp.estimators.defaults import SWSGP_EXACT_ROWS, SWSGP_FULL_ROWS
@@ -267,8 +267,7 @@ class SWSGPRegressor(SWSGPMixin, LikelihoodGPRegressor, StreamingGPRegressor):
         state = self._posterior.state
         kernel, parameters = state.kernel, state.likelihood.cpu()
         self._describe(kernel, parameters, white)
-        if self._learns:
-            warn_at_bounds(self.kernel_, self.kernel)
+        self._warn_at_bounds()
 
     def _learn_blocks(self, blocks: MappedBlocks, session: FitSession, backend: Backend) -> None:
         self._learn(blocks.some, session, backend, blocks=blocks)
@@ -299,7 +298,7 @@ class SWSGPRegressor(SWSGPMixin, LikelihoodGPRegressor, StreamingGPRegressor):
         if self._keeps_kernel(data):
             signal, white = split_noise(self.kernel_)
             return signal, white or WhiteKernel(), None
-        kernels = self._kernels(*arrays(given))
+        kernels = self._kernels(given)
         if not self._learns:
             return *split_noise(kernels[0]), None
         model = data, self._make_likelihood(WhiteKernel())

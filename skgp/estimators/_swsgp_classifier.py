@@ -16,7 +16,7 @@ from skgp.estimators._base import Backend, arrays, to_tensor
 from skgp.estimators._base_classifier import StreamingGPClassifier
 from skgp.estimators._classification_data import coded_columns
 from skgp.estimators._fitting import FitSession
-from skgp.estimators._parameters import StrOptions, keep_parameters, warn_at_bounds
+from skgp.estimators._parameters import StrOptions, keep_parameters
 from skgp.estimators._reduction import (
     INITIALISERS,
     ProjectedClassifierMixin,
@@ -36,8 +36,9 @@ from skgp.learning.classification_hyperparameters import (
     ClassificationSettings,
     fit_classification_hyperparameters,
 )
-from skgp.learning.local.hyperparameters import label_codes, search_label_kernel
+from skgp.learning.local.hyperparameters import search_label_kernel
 from skgp.learning.local.prior import LeftOut
+from skgp.learning.selection import class_codes
 
 
 class SWSGPClassifier(ProjectedClassifierMixin, SWSGPMixin, StreamingGPClassifier):
@@ -251,21 +252,19 @@ class SWSGPClassifier(ProjectedClassifierMixin, SWSGPMixin, StreamingGPClassifie
             self._learn_as(other, data, session, backend)
             return
         given = self._projected(data, self._one_vs_rest(data), backend)
-        X, weight = arrays(given)
         data = self._distinct(given, backend)
         # Of classes without rows yet, as if they had one.
         missing = len(given.y.unique()) < len(self.classes_)
         self._set_link(given, cautious=missing and blocks is None)
         self.history_ = {"hyperparameters": []}
-        kernel = self._learn_kernel(session, X, weight, data, backend)
+        kernel = self._learn_kernel(session, given, data, backend)
         with session.stage("solve", max_iter=self.max_iter) as callback:
             model = kernel, self._likelihood, data, self.offset_
             fit, again = self._fit_variational(*model, backend, callback, blocks=blocks)
         self.kernel_ = self._posterior.state.kernel
         if not again:
             self.moderation_, self.coupling_ = self._calibration(fit.left_out)
-        if self._learns:
-            warn_at_bounds(self.kernel_, self.kernel)
+        self._warn_at_bounds()
 
     def _learn_blocks(self, blocks: MappedBlocks, session: FitSession, backend: Backend) -> None:
         some, coded = blocks.some, partial(coded_columns, n_classes=len(self.classes_))
@@ -284,17 +283,12 @@ class SWSGPClassifier(ProjectedClassifierMixin, SWSGPMixin, StreamingGPClassifie
         self._update_variational(data, self._likelihood, backend)
 
     def _learn_kernel(
-        self,
-        session: FitSession,
-        X: np.ndarray,
-        weight: np.ndarray | None,
-        data: Data,
-        backend: Backend,
+        self, session: FitSession, given: Data, data: Data, backend: Backend
     ) -> Kernel:
         """Return the kernel of the latent functions, learned if it is to be."""
         if self._keeps_kernel(data):
             return self.kernel_
-        kernels = self._kernels(X, weight)
+        kernels = self._kernels(given)
         if not self._learns:
             return kernels[0]
         scale_std = LABEL_SCALE_STD if self.kernel is None else math.inf
@@ -335,7 +329,7 @@ class SWSGPClassifier(ProjectedClassifierMixin, SWSGPMixin, StreamingGPClassifie
             return inducing_points(X, n_points, kernel, init=init, random_state=random_state)
         return class_centres(
             X,
-            label_codes(data.y.cpu()).numpy(),
+            class_codes((data.y.cpu() > 0).long()).numpy(),
             n_points,
             kernel,
             sample_weight=weight,

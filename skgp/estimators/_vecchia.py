@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from skgp.data import Data
-from skgp.estimators._base import Backend, BaseGP, arrays, merged, to_tensor
+from skgp.estimators._base import Backend, BaseGP, merged, to_tensor
 from skgp.estimators._base_regressor import LikelihoodGPRegressor
 from skgp.estimators._fitting import FitSession
 from skgp.estimators._parameters import (
@@ -18,7 +18,6 @@ from skgp.estimators._parameters import (
     StrOptions,
     keep_parameters,
     options,
-    warn_at_bounds,
 )
 from skgp.estimators._reduction import warn_of_few_rows
 from skgp.estimators.defaults import (
@@ -327,7 +326,7 @@ class VecchiaGPRegressor(VecchiaMixin, LikelihoodGPRegressor):
     def _learn(
         self, data: Data, session: FitSession, backend: Backend, *, stream: bool = False
     ) -> None:
-        kernels = self._kernels(*arrays(data))
+        kernels = self._kernels(data)
         white = split_noise(kernels[0])[1] if self._own_likelihood is None else None
         gaussian = self._has_gaussian_name
         offset = self._offset(data)
@@ -360,8 +359,7 @@ class VecchiaGPRegressor(VecchiaMixin, LikelihoodGPRegressor):
         self.n_iter_, self.history_ = fit.n_iter, {"hyperparameters": fit.history}
         if not gaussian:
             self.history_["solve"] = fit.solve
-        if self._learns:
-            warn_at_bounds(self.kernel_, self.kernel)
+        self._warn_at_bounds()
 
     # ---- prediction, in the standardised scale ---------------------------------------------
 

@@ -8,10 +8,10 @@ from numbers import Integral
 import torch
 
 from skgp.data import Data
-from skgp.estimators._base import Backend, arrays
+from skgp.estimators._base import Backend
 from skgp.estimators._base_classifier import BaseGPClassifier
 from skgp.estimators._fitting import FitSession
-from skgp.estimators._parameters import Interval, StrOptions, keep_parameters, warn_at_bounds
+from skgp.estimators._parameters import Interval, StrOptions, keep_parameters
 from skgp.estimators._reduction import ProjectedClassifierMixin
 from skgp.estimators._vecchia import VecchiaMixin
 from skgp.estimators.defaults import VECCHIA_LABELS, VECCHIA_NEIGHBORS
@@ -174,7 +174,7 @@ class VecchiaGPClassifier(ProjectedClassifierMixin, VecchiaMixin, BaseGPClassifi
         self, data: Data, session: FitSession, backend: Backend, *, stream: bool = False
     ) -> None:
         data = self._projected(data, self._one_vs_rest(data), backend)
-        kernels = self._kernels(*arrays(data))
+        kernels = self._kernels(data)
         self._set_link(data)
         data = self._distinct(data, backend)
         settings = replace(self._settings(data), **self._search_options(data))
@@ -197,5 +197,4 @@ class VecchiaGPClassifier(ProjectedClassifierMixin, VecchiaMixin, BaseGPClassifi
         self.n_iter_ = fit.n_iter
         self.history_ = {"hyperparameters": fit.history, "solve": fit.solve}
         self.kernel_ = fit.kernel
-        if self._learns:
-            warn_at_bounds(self.kernel_, self.kernel)
+        self._warn_at_bounds()

@@ -47,6 +47,7 @@ from skgp.learning.label_scales import capped, rescale_few
 from skgp.learning.laplace_evidence import LaplaceEvidence, check_no_noise, laplace_predict
 from skgp.learning.latent_starts import latent_start, latent_structure
 from skgp.learning.search import HyperparameterFit, SearchSettings, fit_leave_one_out
+from skgp.learning.selection import class_codes
 from skgp.linalg.runtime import Callback, standard_normal
 from skgp.optim.stopping import StopRecorder
 
@@ -137,8 +138,7 @@ def stratified_order(Y: Tensor, generator: torch.Generator) -> Tensor:
     The first row of each class comes before the second of any. Of labels Y (n, c), c > 1, the first
     column that is +1 names the class.
     """
-    label = (Y > 0).to(torch.int8)
-    label = label[:, 0] if Y.shape[1] == 1 else label.argmax(1)
+    label = class_codes((Y > 0).to(torch.int8))
     shuffled = torch.randperm(len(label), generator=generator, device=generator.device).to(Y.device)
     place = torch.empty(len(label), dtype=torch.float64, device=Y.device)
     for value in label.unique():
@@ -340,8 +340,7 @@ class _Objective:
 
     def bounds(self) -> list[tuple[float, float]]:
         """Bounds of z within which every element of theta keeps its own."""
-        low, high = self.limits - self.start
-        return [(low[move > 0].max(), high[move > 0].min()) for move in self.moves.T]
+        return bounds_along(self.moves, *(self.limits - self.start))
 
     def __call__(self, z: np.ndarray) -> tuple[float, np.ndarray]:
         theta = self.start + self.moves @ z
@@ -373,6 +372,11 @@ class _Objective:
         slope = self.centring @ ratios / search.settings.ratio_std
         slope = slope + self.averaging.T @ scales / search.settings.scale_std
         return 0.5 * float(ratios @ ratios + scales @ scales), slope
+
+
+def bounds_along(moves: np.ndarray, low: np.ndarray, high: np.ndarray) -> list[tuple[float, float]]:
+    """Bounds of z (n_moves,) within which the changes ``moves z`` are between low and high (p,)."""
+    return [(low[move > 0].max(), high[move > 0].min()) for move in moves.T]
 
 
 def directions(kernel, max_free: int) -> np.ndarray:

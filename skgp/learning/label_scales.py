@@ -39,9 +39,9 @@ from skgp.kernels.scales import (
 )
 from skgp.learning import defaults
 from skgp.learning.amplitude import AmplitudeProblem, some_columns, without_own
-from skgp.learning.calibration import choose_moderation, class_codes
+from skgp.learning.calibration import choose_moderation
 from skgp.learning.laplace_evidence import LaplaceEvidence, laplace_predict
-from skgp.learning.selection import improves
+from skgp.learning.selection import class_codes, improves
 from skgp.likelihoods import Bernoulli
 from skgp.linalg.runtime import Callback
 from skgp.optim.stopping import StopRecorder

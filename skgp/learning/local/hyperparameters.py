@@ -116,11 +116,6 @@ def label_targets(labels: Tensor, n_classes: int, dtype: torch.dtype) -> Tensor:
     return 2 * torch.nn.functional.one_hot(labels, n_classes).to(dtype) - 1
 
 
-def label_codes(Y: Tensor) -> Tensor:
-    """The way back from columns of -1 and +1 to labels 0 ... C - 1."""
-    return (Y[:, 0] > 0).long() if Y.shape[1] == 1 else Y.argmax(1)
-
-
 def label_losses(kernel, X: Tensor, Y: Tensor, *, generator: torch.Generator, **options) -> Tensor:
     """How well a kernel kriges labels that are left out, (p,) in nats; less is better.
 

@@ -36,7 +36,7 @@ from skgp.learning.markov.search import Climb, Search
 from skgp.likelihoods import Likelihood
 from skgp.linalg.runtime import Callback
 from skgp.optim import LossPlateau, sample_without_replacement
-from skgp.optim.stopping import StopRecorder
+from skgp.optim.stopping import StopRecorder, settled
 
 
 def fit_minibatches(
@@ -78,17 +78,8 @@ def fit_minibatches(
     rate = min(MINIBATCH_RATE, MINIBATCH_REACH / max(max_iter, 1))
     plateau = LossPlateau(tol=tol, patience=MINIBATCH_PATIENCE, smoothing=MINIBATCH_SMOOTHING)
     loop.flat_then_falling(rate, max_iter, share=1.0, stopping=[plateau])
-    found, history = place.detach(), [-each for each in loop.history["loss"]]
-    last = history[-(-len(history) * 9 // 10) :] or history
-    (component,), (theta,) = climb.components, climb.thetas(found)[0]
-    return Search(
-        [component.at(theta.clamp(component.low, component.high))],
-        climb.parameters(found).clone(),
-        objective.total * sum(last) / max(len(last), 1),
-        loop.n_iter,
-        history,
-        climb.knots(found),
-    )
+    losses = loop.history["loss"]
+    return climb.ended(place.detach(), settled(losses), loop.n_iter, losses)
 
 
 class MinibatchElbo:
