@@ -178,7 +178,6 @@ class QSGPClassifierFitting(ProjectedClassifierMixin, QSGPMixin, StreamingGPClas
             return HyperparameterFit(kernels[0])
         shared: dict[str, Any] = {
             "offset": to_tensor(self.offset_, device=data.X.device),
-            "row_weight": data.weight,
             "generator": generator,
         }
         settings = ClassificationSettings(**self._search_options(data))
@@ -187,8 +186,7 @@ class QSGPClassifierFitting(ProjectedClassifierMixin, QSGPMixin, StreamingGPClas
         with session.stage("hyperparameters") as callback:
             found = fit_classification_hyperparameters(
                 kernels,
-                data.X,
-                data.y,
+                data,
                 likelihood=self._likelihood,
                 settings=settings,
                 callback=callback,
@@ -196,7 +194,7 @@ class QSGPClassifierFitting(ProjectedClassifierMixin, QSGPMixin, StreamingGPClas
             )
             self.history_["hyperparameters"] = found.history
             refined = refine_length_scales(
-                found.kernel, data.X, data.y, self._likelihood, callback=callback, **shared
+                found.kernel, data, self._likelihood, callback=callback, **shared
             )
         return replace(found, kernel=refined)
 

@@ -260,22 +260,15 @@ def _left_out_losses(Z: np.ndarray, targets: np.ndarray) -> np.ndarray:
     return ((predicted - targets[:p]) ** 2).sum(1)
 
 
-def components_predict_better(
-    estimator: Any,
-    X: np.ndarray,
-    y: np.ndarray,
-    sample_weight: np.ndarray | None = None,
-    *,
-    exposure: np.ndarray | None = None,
-    seed: int = 0,
-) -> bool:
+def components_predict_better(estimator: Any, data: Data, seed: int) -> bool:
     """Whether rows held out are predicted better from principal components than from columns.
 
     By fits of the estimator with default kernels, and all else of the default size, and the rule of
     :func:`skgp.learning.selection.choose`. The simpler are the columns of a regression, and the
     components of classes: many columns of these are pixels, counts or spectra, as a rule.
     """
-    labels = is_classifier(estimator)
+    (X, sample_weight), y, labels = arrays(data), data.y.numpy(), is_classifier(estimator)
+    exposure = None if data.offset is None else data.offset[:, 0].exp().numpy()
     random = np.random.RandomState(seed)
     first = y if y.ndim == 1 else y[:, 0]  # of several targets one is stratified
     judged = held_out_rows(
@@ -356,11 +349,7 @@ class ProjectionMixin(BaseGP):
             return False
         if self._goes_on:
             return self._projection is not None
-        X, weight = arrays(data)
-        exposure = None if data.offset is None else data.offset[:, 0].exp().numpy()
-        return components_predict_better(
-            self, X, data.y.numpy(), weight, exposure=exposure, seed=backend.seed
-        )
+        return components_predict_better(self, data, backend.seed)
 
     def _inputs(self, X: np.ndarray) -> np.ndarray:
         """Rows of X as the kernel sees them."""

@@ -292,22 +292,21 @@ class SWSGPClassifier(ProjectedClassifierMixin, SWSGPMixin, StreamingGPClassifie
         if not self._learns:
             return kernels[0]
         scale_std = LABEL_SCALE_STD if self.kernel is None else math.inf
+        data = data.to(torch.float64)
         with session.stage("hyperparameters") as callback:
             found = fit_classification_hyperparameters(
                 kernels,
-                data.X.double(),
-                data.y.double(),
+                data,
                 offset=torch.as_tensor(self.offset_, device=backend.device),
                 likelihood=self._likelihood,
                 generator=backend.generator(),
-                row_weight=None if data.weight is None else data.weight.double(),
                 settings=ClassificationSettings(scale_std=scale_std),
                 callback=callback,
             )
             found = search_label_kernel(
                 found,
                 kernels,
-                data.to(torch.float64),
+                data,
                 n_neighbors=SWSGP_NEIGHBORS if self.n_neighbors == "auto" else self.n_neighbors,
                 n_points=self.n_inducing,
                 generator=backend.generator(),

@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from numbers import Integral
 
-import torch
-
 from skgp.data import Data
 from skgp.estimators._base import Backend
 from skgp.estimators._base_classifier import BaseGPClassifier
@@ -185,16 +183,10 @@ class VecchiaGPClassifier(ProjectedClassifierMixin, VecchiaMixin, BaseGPClassifi
                 settings,
                 self._likelihood,
                 backend.tensor(self.offset_),
-                ordering=self.ordering_,
-                n_predictive=self._n_predictive,
-                learns=self._learns,
-                generator=torch.Generator().manual_seed(backend.seed),
                 callback=callback,
+                **self._told(backend),
             )
-        self._keep_posterior(fit.posterior)
-        self.log_marginal_likelihood_value_ = fit.log_marginal_likelihood
-        self.moderation_, self.coupling_ = fit.moderation, fit.coupling
-        self.n_iter_ = fit.n_iter
-        self.history_ = {"hyperparameters": fit.history, "solve": fit.solve}
-        self.kernel_ = fit.kernel
+        self._keep(fit)
+        self.history_["solve"] = fit.solve
+        self.kernel_, self.moderation_, self.coupling_ = fit.kernel, fit.moderation, fit.coupling
         self._warn_at_bounds()

@@ -76,13 +76,11 @@ class ClassificationSettings:
 
 def fit_classification_hyperparameters(
     kernels: list,  # without WhiteKernel; theta is the start, bounds are respected
-    X: Tensor,  # (n, d), float64
-    Y: Tensor,  # (n, c), labels -1 and +1, one column a one-vs-rest problem
+    data: Data,  # float64; y (n, c), labels -1 and +1, one column a one-vs-rest problem
     *,
     offset: Tensor,  # (c,), constants of the latent functions
     likelihood,  # a Bernoulli
     generator: torch.Generator,  # on the CPU
-    row_weight: Tensor | None = None,  # (n,), not negative; rows of weight 0 are left out
     settings: ClassificationSettings | None = None,
     callback: Callback | None = None,  # told "loss", in nats per row; True ends with the best
 ) -> HyperparameterFit:
@@ -96,9 +94,8 @@ def fit_classification_hyperparameters(
         check_no_noise(kernel)
     if not any(map(n_dims_of, kernels)):
         return HyperparameterFit(kernels[0])
-    data = Data(X, Y, row_weight)
-    if row_weight is not None:
-        data = capped(data.take((row_weight > 0).nonzero()[:, 0]))
+    if data.weight is not None:
+        data = capped(data.take((data.weight > 0).nonzero()[:, 0]))
     recorder = StopRecorder(callback)
     search = _Search(data, offset, likelihood, settings, generator, recorder)
     if len(kernels) == 1:

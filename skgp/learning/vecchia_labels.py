@@ -75,9 +75,8 @@ def fit_labels(
     dense = ClassificationSettings(rescales=rescales, scale_std=settings.scale_std)
     shared: dict[str, Any] = {"generator": generator, "callback": recorder}
     model = likelihood, offset, generator
-    given: dict[str, Any] = {"offset": offset, "likelihood": likelihood, "row_weight": data.weight}
     found = fit_classification_hyperparameters(
-        kernels, data.X, data.y, settings=dense, **given, **shared
+        kernels, data, offset=offset, likelihood=likelihood, settings=dense, **shared
     )
     n_inducing = inducing_by_default(settings, *data.y.shape)
     if recorder.stopped or alone:

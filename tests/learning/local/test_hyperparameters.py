@@ -209,14 +209,14 @@ def test_lapse_is_that_of_one_label_beyond_those_seen():
     X, labels = torch.rand(300, 2, dtype=torch.float64), torch.arange(300) % 2
     for weight, lapse in ((None, 1 / 302), (torch.full((300,), 2.0, dtype=torch.float64), 1 / 602)):
         Y = label_targets(labels, 2, X.dtype)
-        m = module._labelled(KERNEL, X, Y, n_neighbors=32, weight=weight)
+        m = module._labelled(KERNEL, Data(X, Y, weight), 32)
         assert linked(m)[0].lapse == pytest.approx(lapse)
 
 
 def test_link_of_one_distinct_row_gives_its_frequencies():
     X = torch.zeros(10, 2, dtype=torch.float64)
     labels = torch.tensor([0, 1, 1, 1, 1, 1, 1, 1, 1, 1])
-    m = module._labelled(KERNEL, X, label_targets(labels, 2, X.dtype), n_neighbors=32)
+    m = module._labelled(KERNEL, Data(X, label_targets(labels, 2, X.dtype)), 32)
     mean, var = m.mean_and_variance(X[:1])
     p = linked(m)[0].log_probabilities(mean - m.offset, var).exp()
     assert 0.5 < p[0, 1] < 1
