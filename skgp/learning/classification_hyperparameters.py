@@ -324,14 +324,7 @@ class _Objective:
         sizes = sizes_of(kernel)
         self.averaging = block_diag(_NOTHING, *(np.full((1, size), 1 / size) for size in sizes))
         self.centring = np.eye(len(self.start)) - (self.averaging > 0).T @ self.averaging
-        self.evidence = LaplaceEvidence(
-            kernel,
-            rows.X,
-            rows.y,
-            likelihood=search.likelihood,
-            offset=search.offset,
-            row_weight=rows.weight,
-        )
+        self.evidence = LaplaceEvidence.of(kernel, rows, search.likelihood, search.offset)
         self.history: list[float] = []
         self.best_loss, self.best_theta = math.inf, self.start
 

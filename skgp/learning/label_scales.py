@@ -120,9 +120,8 @@ def left_out_losses(
     By Laplace's approximation, and the moderation of the posterior variance that predicts best.
     """
     X, Y = data.X, data.y
-    model: dict[str, Any] = {"likelihood": likelihood, "offset": offset}
     try:
-        fit = LaplaceEvidence(kernel, X, Y, row_weight=data.weight, **model).fit(kernel.theta)
+        fit = LaplaceEvidence.of(kernel, data, likelihood, offset).fit(kernel.theta)
     except ValueError:  # a covariance that overflowed
         return torch.full_like(Y[:, 0], math.inf), 1.0
     mean, variance = laplace_predict(fit, kernel, X, X)

@@ -176,9 +176,7 @@ def _laplace_evidence(kernel, data: Data, likelihood: Likelihood, offset: Tensor
     data = data.to(torch.float64)
     exposure = None if data.offset is None else data.offset[:, 0]
     likelihood = likelihood.with_parameters(offset[:0]).at(exposure)
-    laplace = LaplaceEvidence(
-        kernel, data.X, data.y, likelihood=likelihood, offset=offset, row_weight=data.weight
-    )
+    laplace = LaplaceEvidence.of(kernel, data, likelihood, offset)
 
     def summed(theta: np.ndarray) -> tuple[float, np.ndarray]:
         values, gradient = laplace(theta)
