@@ -23,7 +23,7 @@ from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from skgp.blocks import MappedBlocks
-from skgp.data import Data, distinct_observations
+from skgp.data import Data
 from skgp.estimators._compat import CallbackSupportMixin, check_sample_weight
 from skgp.estimators._fitting import FitSession, asked_model, shape_of
 from skgp.estimators._parameters import (
@@ -332,16 +332,6 @@ def arrays(data: Data) -> tuple[np.ndarray, np.ndarray | None]:
     """X (n, d) and weights (n,) of observations, in float64."""
     weight = None if data.weight is None else data.weight.cpu().double().numpy()
     return data.X.cpu().double().numpy(), weight
-
-
-def merged(data: Data, device: torch.device, *, replicates: bool = False) -> Data:
-    """Observations of equal inputs, targets and offsets merged; `replicates`, of equal inputs."""
-    if replicates:
-        return data.merged().to(device)
-    X, weight = arrays(data)
-    y = data.y.cpu().double().numpy()
-    offset = None if data.offset is None else data.offset.cpu().double().numpy()
-    return distinct_observations(X, y, weight, device, offset)
 
 
 def keep_weighted_rows(

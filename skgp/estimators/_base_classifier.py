@@ -61,7 +61,7 @@ from sklearn.metrics import accuracy_score
 from sklearn.utils import gen_batches
 
 from skgp.data import Data
-from skgp.estimators._base import Backend, arrays, merged, to_tensor
+from skgp.estimators._base import Backend, arrays, to_tensor
 from skgp.estimators._blocks import in_memory, over_rows, training_blocks
 from skgp.estimators._classification_data import ClassificationData
 from skgp.estimators._fitting import fit_context, fit_session, within_limits
@@ -268,7 +268,7 @@ class BaseGPClassifier(ClassifierMixin, ClassificationData):
 
     def _distinct(self, data: Data, backend: Backend) -> Data:
         """Observations of equal inputs and labels merged, for the fit, with y (n, c) coded."""
-        data = merged(data, backend.device)
+        data = data.merged(any_likelihood=True).to(backend.device)
         Y = backend.tensor(self._one_vs_rest(data))
         return replace(data, y=Y, scatter=None).to(backend.dtype)
 

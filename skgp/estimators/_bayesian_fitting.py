@@ -15,7 +15,7 @@ from sklearn.exceptions import ConvergenceWarning
 from sklearn.gaussian_process.kernels import Kernel
 
 from skgp.data import Data
-from skgp.estimators._base import Backend, arrays, merged
+from skgp.estimators._base import Backend, arrays
 from skgp.estimators._base_regressor import BaseGPRegressor
 from skgp.estimators._fitting import FitSession
 from skgp.estimators._parameters import warn_at_bounds
@@ -46,7 +46,7 @@ class BayesianFitting(BaseGPRegressor):
     ) -> None:
         X, weight = arrays(data)
         z, kernels = data.y.numpy(), self._kernels(data)
-        data = merged(data, backend.device, replicates=True)
+        data = data.merged().to(backend.device)
         learns = self.optimizer is not None
         plan = resolve_plan(
             self.solver,

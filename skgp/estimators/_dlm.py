@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from skgp.data import Data
-from skgp.estimators._base import Backend, merged, to_tensor
+from skgp.estimators._base import Backend, to_tensor
 from skgp.estimators._base_regressor import LikelihoodGPRegressor, StreamingGPRegressor
 from skgp.estimators._dlm_common import SparseGPMixin
 from skgp.estimators._fitting import FitSession
@@ -206,7 +206,7 @@ class DLMGPRegressor(SparseGPMixin, LikelihoodGPRegressor, StreamingGPRegressor)
 
     def _distinct(self, data: Data, backend: Backend) -> Data:
         """Observations of equal inputs, targets and exposures merged, for the fit."""
-        data = merged(data, backend.device)
+        data = data.merged(any_likelihood=True).to(backend.device)
         return replace(data, y=data.y[:, None], scatter=None).to(backend.dtype)
 
     # ---- prediction, in the standardised scale ---------------------------------------------

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from skgp.blocks import MappedBlocks
 from skgp.data import Data
-from skgp.estimators._base import Backend, BaseGP, arrays, merged, to_tensor
+from skgp.estimators._base import Backend, BaseGP, arrays, to_tensor
 from skgp.estimators._base_regressor import StreamingGPRegressor
 from skgp.estimators._fitting import Callback, FitSession
 from skgp.estimators._log_scale import LogScale
@@ -285,8 +285,8 @@ class QSGPFitting(QSGPMixin, LogScale, StreamingGPRegressor):
     def _distinct(self, data: Data, backend: Backend) -> Data:
         """Observations, those of equal inputs merged where the likelihood allows."""
         if self.solver != "sgd":
-            return merged(data, backend.device, replicates=self._has_gaussian_name)
-        if data.weight is not None:
+            data = data.merged(any_likelihood=not self._has_gaussian_name)
+        elif data.weight is not None:
             raise ValueError(
                 "sample_weight is not supported by solver='sgd'; use solver='cholesky' or "
                 "'cg', or 'auto'."

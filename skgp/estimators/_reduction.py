@@ -268,7 +268,7 @@ def components_predict_better(estimator: Any, data: Data, seed: int) -> bool:
     components of classes: many columns of these are pixels, counts or spectra, as a rule.
     """
     (X, sample_weight), y, labels = arrays(data), data.y.numpy(), is_classifier(estimator)
-    exposure = None if data.offset is None else data.offset[:, 0].exp().numpy()
+    exposure = None if data.log_exposure is None else data.log_exposure.exp().numpy()
     random = np.random.RandomState(seed)
     first = y if y.ndim == 1 else y[:, 0]  # of several targets one is stratified
     judged = held_out_rows(

@@ -9,7 +9,7 @@ from sklearn.gaussian_process.kernels import Kernel, WhiteKernel
 
 from skgp.blocks import MappedBlocks
 from skgp.data import Data
-from skgp.estimators._base import Backend, merged, to_tensor
+from skgp.estimators._base import Backend, to_tensor
 from skgp.estimators._base_regressor import LikelihoodGPRegressor, StreamingGPRegressor
 from skgp.estimators._fitting import FitSession
 from skgp.estimators._parameters import StrOptions, keep_parameters
@@ -248,7 +248,7 @@ class SWSGPRegressor(SWSGPMixin, LikelihoodGPRegressor, StreamingGPRegressor):
             self._learn_as(other, data, session, backend)
             return
         given = self._projected(data, data.y.reshape(len(data), -1).numpy(), backend)
-        data = merged(given, backend.device, replicates=self._is_gaussian)
+        data = given.merged(any_likelihood=not self._is_gaussian).to(backend.device)
         self.history_ = {"hyperparameters": []}
         rows = self._rows(data, backend)
         offset = self._offset(rows)
@@ -274,7 +274,7 @@ class SWSGPRegressor(SWSGPMixin, LikelihoodGPRegressor, StreamingGPRegressor):
 
     def _update(self, data: Data, backend: Backend) -> None:
         data = replace(data, X=to_tensor(self._inputs(data.X.numpy())))
-        data = merged(data, backend.device, replicates=self._is_gaussian)
+        data = data.merged(any_likelihood=not self._is_gaussian).to(backend.device)
         likelihood = self._make_likelihood(split_noise(self.kernel_)[1])
         self._update_variational(self._rows(data, backend), likelihood, backend)
 

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from skgp.data import Data
-from skgp.estimators._base import Backend, BaseGP, merged, to_tensor
+from skgp.estimators._base import Backend, BaseGP, to_tensor
 from skgp.estimators._base_regressor import LikelihoodGPRegressor
 from skgp.estimators._fitting import FitSession
 from skgp.estimators._parameters import (
@@ -341,7 +341,7 @@ class VecchiaGPRegressor(VecchiaMixin, LikelihoodGPRegressor):
         white = split_noise(kernels[0])[1] if self._own_likelihood is None else None
         gaussian = self._has_gaussian_name
         offset = self._offset(data)
-        data = merged(data, backend.device, replicates=gaussian)
+        data = data.merged(any_likelihood=not gaussian).to(backend.device)
         settings = self._settings(data)
         fit: Any
         with session.stage("hyperparameters") as callback:

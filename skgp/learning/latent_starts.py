@@ -145,7 +145,7 @@ def latent_numbers(data: Data, likelihood: Likelihood) -> Data:
 
     A weight is that of the observation times its precision over the mean of these.
     """
-    made = likelihood.at(None if data.offset is None else data.offset[:, 0])
+    made = likelihood.at(data.log_exposure)
     f, precision = made.gaussian_observations(data.y)
     share = precision / _mean(precision, data)
     mean = _mean(share * f, data)
