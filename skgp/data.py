@@ -120,6 +120,10 @@ class Data(TensorState):
             return values.sum()
         return (values * (self.weight if values.ndim == 1 else self.weight[:, None])).sum()
 
+    def weighted_mean(self, values: Tensor) -> Tensor:
+        """The same over the number of observations."""
+        return self.weighted_sum(values) / self.total
+
     def log_power(self, noise: Tensor) -> Tensor:
         r"""What the product above has beside :math:`N(\bar y; f, \sigma^2 / W)`, shape (n,), nats.
 

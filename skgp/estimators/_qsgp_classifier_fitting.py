@@ -144,7 +144,8 @@ class QSGPClassifierFitting(ProjectedClassifierMixin, QSGPMixin, StreamingGPClas
         Z = None
         if plan.basis == "inducing":
             rng = np.random.RandomState(backend.seed)
-            centres = cluster_centres(given.X.numpy(), plan.size, found.kernel, random_state=rng)
+            plain = replace(given, weight=None)
+            centres = cluster_centres(plain, plan.size, found.kernel, random_state=rng)
             Z = to_tensor(centres, device=backend.device)
         settings = Options(feature_map=self.feature_map, seed=backend.seed)
         basis = unit_prior_basis(found.kernel, rows.X, plan, settings, Z)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from skgp.blocks import MappedBlocks
 from skgp.data import Data
-from skgp.estimators._base import Backend, BaseGP, arrays, to_tensor
+from skgp.estimators._base import Backend, BaseGP, to_tensor
 from skgp.estimators._base_regressor import StreamingGPRegressor
 from skgp.estimators._fitting import Callback, FitSession
 from skgp.estimators._log_scale import LogScale
@@ -155,9 +155,8 @@ def inducing_points(problem: Problem, plan: Plan, given: Data) -> Tensor | None:
     """Return all distinct inputs, or centres of clusters, if the plan is of such."""
     if plan.basis != "inducing":
         return None
-    X, weight = arrays(given)
     rng = np.random.RandomState(problem.options.seed)
-    Z = cluster_centres(X, plan.size, problem.kernel, sample_weight=weight, random_state=rng)
+    Z = cluster_centres(given, plan.size, problem.kernel, random_state=rng)
     return to_tensor(Z, device=problem.data.X.device)
 
 

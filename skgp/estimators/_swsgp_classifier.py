@@ -12,7 +12,7 @@ from sklearn.gaussian_process.kernels import Kernel
 
 from skgp.blocks import MappedBlocks
 from skgp.data import Data
-from skgp.estimators._base import Backend, arrays, to_tensor
+from skgp.estimators._base import Backend, to_tensor
 from skgp.estimators._base_classifier import StreamingGPClassifier
 from skgp.estimators._classification_data import coded_columns
 from skgp.estimators._fitting import FitSession
@@ -323,17 +323,10 @@ class SWSGPClassifier(ProjectedClassifierMixin, SWSGPMixin, StreamingGPClassifie
         init = self.init
         if init == "auto":
             init = "k-means" if n_points <= CLUSTERED_SHARE * len(data) else "random"
-        X, weight = arrays(data)
         if init != "k-means":
-            return inducing_points(X, n_points, kernel, init=init, random_state=random_state)
-        return class_centres(
-            X,
-            class_codes((data.y.cpu() > 0).long()).numpy(),
-            n_points,
-            kernel,
-            sample_weight=weight,
-            random_state=random_state,
-        )
+            return inducing_points(data, n_points, kernel, init=init, random_state=random_state)
+        labels = class_codes((data.y.cpu() > 0).long()).numpy()
+        return class_centres(data, labels, n_points, kernel, random_state=random_state)
 
     def _few_points(self, n_latent: int) -> int:
         return int(SWSGP_FULL_ROWS / n_latent**0.5)

@@ -95,7 +95,7 @@ def rescale_few(
         if candidate is None or recorder.stopped or recorder.n_calls == defaults.LEFT_OUT_TRIALS:
             return math.inf
         losses, _ = left_out_losses(candidate, few, likelihood, offset)
-        value = float(few.weighted_sum(losses)) / few.total
+        value = float(few.weighted_mean(losses))
         recorder(0, {"loss": value})
         return value + _surprise(place) / few.total if math.isfinite(value) else math.inf
 

@@ -210,6 +210,6 @@ class _HeldOut:
             posterior.draw(mode.root, mode.hessian)
             mean, var = posterior.mean_and_variance(rows.X)
         moderation, losses = choose_moderation(likelihood, rows.y, mean, var, rows.weight)
-        loss = float(rows.weighted_sum(losses[moderation])) / rows.total
+        loss = float(rows.weighted_mean(losses[moderation]))
         self.recorder.tell(loss)
         return _Trial(kernel, problem, losses[moderation], loss, mean)
