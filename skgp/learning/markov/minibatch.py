@@ -152,16 +152,18 @@ class MinibatchElbo:
 
         These are in the parameters of the dynamics (q,), the knots (M,) and the likelihood (p,).
         """
-        likelihood, sites = self.likelihood.at(part.log_exposure), self.sites[j]
+        likelihood = self.likelihood.with_parameters(parameters).at(part.log_exposure)
+        sites = self.sites[j]
         q, share = infer_pairs(rows.chain, sites), cast(Tensor, part.weight)
         mean, var = rows.marginals(q)
         f = part.y, mean + self.offsets[j], var
-        expected, slope, curvature = expectations(likelihood.with_parameters(parameters), *f)
+        expected, slope, curvature = expectations(likelihood, *f)
         weight = -share * curvature  # eqs. 17-20: the sites that these rows ask for
         beta = share * slope + weight * mean
         value = float(share @ expected) - q.kl(sites)
         gradients = rows.gradient(q, beta, weight)
-        of_likelihood = likelihood_gradient(likelihood, parameters, f, lambda v: share * v)
+        place = f, lambda v: share * v, part.log_exposure
+        of_likelihood = likelihood_gradient(self.likelihood, parameters, *place)
         self._move(j, rows.collect(beta, weight), lambda s: infer_pairs(rows.chain, s))
         return value, *gradients, of_likelihood
 

@@ -281,7 +281,7 @@ class SitesElbo(ABC):
     ) -> None:
         self.likelihood, self.total = likelihood, rows.total
         self.sites: tuple[Tensor, Tensor] | None = None  # (m,), of the last evaluation
-        self._y, self._weighted = rows.y, weighted
+        self._y, self._log_exposure, self._weighted = rows.y, rows.log_exposure, weighted
 
     def __call__(
         self, dynamics: Processes, parameters: Tensor, knots: Knots = None, *, tol: float = ELBO_TOL
@@ -291,7 +291,8 @@ class SitesElbo(ABC):
         found = self.find(dynamics, parameters, knots, tol)
         self.sites, q = (found.beta, found.weight), found.posterior
         rows = self._y, found.mean, found.var
-        slope = likelihood_gradient(self.likelihood, parameters, rows, self._weighted)
+        place = rows, self._weighted, self._log_exposure
+        slope = likelihood_gradient(self.likelihood, parameters, *place)
         of_knots = None if knots is None else q.knot_gradient
         return Evaluation(self.value_of(found), q, slope, q.gradients, of_knots)
 
