@@ -68,6 +68,11 @@ class Data(TensorState):
         return float(self.weighted_sum(self.offset.double().exp()))
 
     @property
+    def log_exposure(self) -> Tensor | None:
+        """The offsets as (n,)."""
+        return None if self.offset is None else self.offset[:, 0]
+
+    @property
     def is_one_value(self) -> bool:
         """Whether one input and one target is all there is, which tells nothing of theta."""
         return len(self.y) < 2 and (self.scatter is None or not bool(self.scatter.any()))
@@ -90,11 +95,21 @@ class Data(TensorState):
         index = index.to(self.X.device) if isinstance(index, Tensor) else index
         return self.map(lambda tensor: tensor[index])
 
-    def merged(self) -> "Data":
-        """Those of equal inputs merged, in float64: see `merge_replicates`."""
-        X, y = (each.cpu().double().numpy() for each in (self.X, self.y))
-        weight = None if self.weight is None else self.weight.cpu().double().numpy()
-        return merge_replicates(X, y, weight, self.X.device)
+    def merged(self, *, any_likelihood: bool = False) -> "Data":
+        """Those of equal inputs merged, in float64: see `merge_replicates`. O(n d log n).
+
+        Only Gaussian noise allows it; `any_likelihood` those of equal target (n,) and offset, too.
+        """
+        if not any_likelihood:
+            X, y = (each.cpu().double().numpy() for each in (self.X, self.y))
+            weight = None if self.weight is None else self.weight.cpu().double().numpy()
+            return merge_replicates(X, y, weight, self.X.device)
+        columns = [self.X, self.y[:, None], *([] if self.offset is None else [self.offset])]
+        found = replace(self, X=torch.cat([each.double() for each in columns], 1)).merged()
+        parts = found.X.split([each.shape[1] for each in columns], 1)
+        X, y, *offset = (part.contiguous() for part in parts)
+        scatter = None if found.weight is None else torch.zeros_like(found.weight)
+        return Data(X, y[:, 0], found.weight, scatter, *offset)
 
     def some(self, size: int, generator: torch.Generator) -> "Data":
         """At most `size` observations at random, in their order."""
@@ -105,6 +120,10 @@ class Data(TensorState):
         if self.weight is None:
             return values.sum()
         return (values * (self.weight if values.ndim == 1 else self.weight[:, None])).sum()
+
+    def weighted_mean(self, values: Tensor) -> Tensor:
+        """The same over the number of observations."""
+        return self.weighted_sum(values) / self.total
 
     def likelihood(self, base: Any) -> Any:
         """The likelihood `base` of an observation, offsets and scatter of these considered."""
@@ -218,24 +237,3 @@ def merge_replicates(
     scatter = summed((Y - means[inverse]) ** 2).sum(1)
     y_mean = means.reshape(len(means), *y.shape[1:])
     return Data(tensor(distinct), tensor(y_mean), tensor(weight), tensor(scatter))
-
-
-def distinct_observations(
-    X: np.ndarray,  # (n, d)
-    y: np.ndarray,  # (n,)
-    sample_weight: np.ndarray | None,  # (n,), positive
-    device: torch.device,
-    offset: np.ndarray | None = None,  # (n,)
-) -> Data:
-    """Merge rows of equal inputs, target and offset, which every likelihood allows. O(n d log n).
-
-    Rows of equal inputs and different targets stay apart: :func:`merge_replicates` merges these
-    too, which only Gaussian noise allows.
-    """
-    d = X.shape[1]
-    columns = [X, y] if offset is None else [X, y, offset]
-    merged = merge_replicates(np.column_stack(columns), y, sample_weight, device)
-    scatter = None if merged.weight is None else torch.zeros_like(merged.weight)
-    X_distinct, y_distinct = (merged.X[:, part].contiguous() for part in (slice(d), d))
-    found = None if offset is None else merged.X[:, d + 1 :].contiguous()
-    return Data(X_distinct, y_distinct, merged.weight, scatter, found)

@@ -5,7 +5,7 @@ import pytest
 import torch
 from scipy import stats
 
-from skgp.data import Data, distinct_observations, merge_replicates, n_observations
+from skgp.data import Data, merge_replicates, n_observations
 from tests.same import assert_same
 
 CPU = torch.device("cpu")
@@ -136,17 +136,21 @@ def test_data_take_selects_every_field():
 # ---- rows of equal inputs and equal targets -----------------------------------------------------
 
 
+def observations(*arrays):
+    return Data(*map(torch.from_numpy, arrays))
+
+
 def test_distinct_observations_merge_equal_pairs_only():
     X = np.array([[1.0], [0.0], [1.0], [1.0]])
     y = np.array([2.0, 0.1, 3.0, 2.0])
-    data = distinct_observations(X, y, None, CPU)
+    data = observations(X, y).merged(any_likelihood=True)
     np.testing.assert_array_equal(data.X[:, 0], [0, 1, 1])
     np.testing.assert_array_equal(data.y, [0.1, 2, 3])
     np.testing.assert_array_equal(data.weight, [1, 2, 1])
     np.testing.assert_array_equal(data.scatter, [0, 0, 0])
-    weighted = distinct_observations(X, y, np.array([0.5, 1.0, 2.0, 4.0]), CPU)
+    weighted = observations(X, y, np.array([0.5, 1.0, 2.0, 4.0])).merged(any_likelihood=True)
     np.testing.assert_array_equal(weighted.weight, [1, 4.5, 2])
-    assert distinct_observations(X[:3], y[:3], None, CPU).weight is None
+    assert observations(X[:3], y[:3]).merged(any_likelihood=True).weight is None
 
 
 @pytest.mark.parametrize("weighted", [False, True], ids=["plain", "weighted"])
@@ -155,7 +159,7 @@ def test_distinct_observations_keep_any_sum_over_the_rows(weighted):
     rng = np.random.default_rng(0)
     X, y = rng.integers(0, 3, (60, 2)).astype(float), rng.integers(0, 2, 60).astype(float)
     weight = rng.uniform(0.2, 3.0, 60) if weighted else np.ones(60)
-    data = distinct_observations(X, y, weight if weighted else None, CPU)
+    data = observations(X, y, *[weight] * weighted).merged(any_likelihood=True)
     assert len(data.y) == len(np.unique(np.column_stack([X, y]), axis=0)) < 60
     assert data.X.shape == (len(data.y), 2) and data.X.is_contiguous() and data.y.is_contiguous()
     for values in (lambda x, y: np.abs(x[:, 0] - y), lambda x, y: np.sin(3 * y + x[:, 1])):

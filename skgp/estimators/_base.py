@@ -23,13 +23,14 @@ from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from skgp.blocks import MappedBlocks
-from skgp.data import Data, distinct_observations
+from skgp.data import Data
 from skgp.estimators._compat import CallbackSupportMixin, check_sample_weight
 from skgp.estimators._fitting import FitSession, asked_model, shape_of
 from skgp.estimators._parameters import (
     DescribedEstimator,
     StrOptions,
     check_likelihood,
+    warn_at_bounds,
     warn_of_idle_options,
 )
 from skgp.estimators._validation import bounded_inputs, is_valid, told_of_text
@@ -273,6 +274,11 @@ class BaseGP(DescribedEstimator, CallbackSupportMixin, BaseEstimator, metaclass=
         """Whether hyper-parameters move in this fit: they may, and the targets tell of them."""
         return self.optimizer is not None and self._informed
 
+    def _warn_at_bounds(self) -> None:
+        """Warn of what the fit has learned that is at a bound."""
+        if self._learns:
+            warn_at_bounds(self.kernel_, self.kernel)
+
     def _validated(self, X: ArrayLike, *y: ArrayLike, **checks: bool) -> Any:
         """X (n, d) in float64, and y where it is given: `checks` are those of `validate_data`."""
         with told_of_text(X, *y if checks.get("y_numeric") else ()):
@@ -326,16 +332,6 @@ def arrays(data: Data) -> tuple[np.ndarray, np.ndarray | None]:
     """X (n, d) and weights (n,) of observations, in float64."""
     weight = None if data.weight is None else data.weight.cpu().double().numpy()
     return data.X.cpu().double().numpy(), weight
-
-
-def merged(data: Data, device: torch.device, *, replicates: bool = False) -> Data:
-    """Observations of equal inputs, targets and offsets merged; `replicates`, of equal inputs."""
-    if replicates:
-        return data.merged().to(device)
-    X, weight = arrays(data)
-    y = data.y.cpu().double().numpy()
-    offset = None if data.offset is None else data.offset.cpu().double().numpy()
-    return distinct_observations(X, y, weight, device, offset)
 
 
 def keep_weighted_rows(

@@ -36,11 +36,11 @@ works in logarithms: probabilities near 0 keep their digits. A fit reads::
 
     def _learn(self, data, session, backend, *, stream=False):
         self._set_link(data)
-        kernels = self._kernels(*arrays(data))
+        kernels = self._kernels(data)
         with session.stage("solve", max_iter=self.max_iter) as callback:
             ...
         self.kernel_ = kernel.clone_with_theta(theta)
-        warn_at_bounds(self.kernel_, self.kernel)
+        self._warn_at_bounds()
         self.moderation_ = ...
 """
 
@@ -61,7 +61,7 @@ from sklearn.metrics import accuracy_score
 from sklearn.utils import gen_batches
 
 from skgp.data import Data
-from skgp.estimators._base import Backend, merged, to_tensor
+from skgp.estimators._base import Backend, arrays, to_tensor
 from skgp.estimators._blocks import in_memory, over_rows, training_blocks
 from skgp.estimators._classification_data import ClassificationData
 from skgp.estimators._fitting import fit_context, fit_session, within_limits
@@ -268,15 +268,21 @@ class BaseGPClassifier(ClassifierMixin, ClassificationData):
 
     def _distinct(self, data: Data, backend: Backend) -> Data:
         """Observations of equal inputs and labels merged, for the fit, with y (n, c) coded."""
-        data = merged(data, backend.device)
+        data = data.merged(any_likelihood=True).to(backend.device)
         Y = backend.tensor(self._one_vs_rest(data))
         return replace(data, y=Y, scatter=None).to(backend.dtype)
 
-    def _kernels(self, X: np.ndarray, sample_weight: np.ndarray | None) -> list[Kernel]:
+    def _kernels(self, data: Data) -> list[Kernel]:
         """Kernels of f to choose among: the one given, or the default ones."""
+        X, weight = arrays(data)
         if self.kernel is None:
-            return default_classification_kernels(X, sample_weight)
+            return default_classification_kernels(X, weight, **self._default_kernels)
         return [self._given_kernel(X)]
+
+    @property
+    def _default_kernels(self) -> dict[str, Any]:
+        """Options of `default_classification_kernels`."""
+        return {}
 
     def _search_options(self, data: Data) -> dict[str, Any]:
         """Of `ClassificationSettings`, of y (n, c) of -1 and +1: what few labels are held to.

@@ -34,11 +34,11 @@ covariance. Where f is not Gaussian, ``_quantiles(X, levels)``, ``_log_density(X
 ``_observation_samples(X, n, rng)`` say what the moments of f do not. A fit reads::
 
     def _learn(self, data, session, backend, *, stream=False):
-        kernels = self._kernels(*arrays(data))
+        kernels = self._kernels(data)
         with session.stage("solve", max_iter=self.max_iter) as callback:
             ...
         self.kernel_ = kernel.clone_with_theta(theta)
-        warn_at_bounds(self.kernel_, self.kernel)
+        self._warn_at_bounds()
         self._likelihood = StudentT(scale, df)
 
 ``fit_context`` makes it a transaction: ``self`` is a draft, whose state replaces that of the
@@ -62,7 +62,7 @@ from sklearn.gaussian_process.kernels import Kernel, WhiteKernel
 from sklearn.utils.metaestimators import available_if
 
 from skgp.data import Data
-from skgp.estimators._base import Backend, BaseGP
+from skgp.estimators._base import Backend, BaseGP, arrays
 from skgp.estimators._blocks import in_memory, training_blocks
 from skgp.estimators._fitting import fit_context, fit_session
 from skgp.estimators._kernels import default_kernels, refuse_noise, with_noise
@@ -157,10 +157,11 @@ class BaseGPRegressor(RegressionPredictions):
             data = self._training_data(rows, target, weight, exposure, stream=stream)
             self._learn(data, session, backend, stream=stream)
 
-    def _kernels(self, X: np.ndarray, sample_weight: np.ndarray | None) -> list[Kernel]:
+    def _kernels(self, data: Data) -> list[Kernel]:
         """Kernels to choose among, with noise: the one given, or the default ones."""
+        X, weight = arrays(data)
         if self.kernel is None:
-            return default_kernels(X, sample_weight, bounds=self._signal_bounds)
+            return default_kernels(X, weight, bounds=self._signal_bounds)
         return [with_noise(self._given_kernel(X))]
 
 

@@ -15,7 +15,7 @@ from sklearn.exceptions import ConvergenceWarning
 from sklearn.gaussian_process.kernels import Kernel
 
 from skgp.data import Data
-from skgp.estimators._base import Backend, arrays, merged
+from skgp.estimators._base import Backend, arrays
 from skgp.estimators._base_regressor import BaseGPRegressor
 from skgp.estimators._fitting import FitSession
 from skgp.estimators._parameters import warn_at_bounds
@@ -45,8 +45,8 @@ class BayesianFitting(BaseGPRegressor):
         self, data: Data, session: FitSession, backend: Backend, *, stream: bool = False
     ) -> None:
         X, weight = arrays(data)
-        z = data.y.numpy()
-        data = merged(data, backend.device, replicates=True)
+        z, kernels = data.y.numpy(), self._kernels(data)
+        data = data.merged().to(backend.device)
         learns = self.optimizer is not None
         plan = resolve_plan(
             self.solver,
@@ -63,7 +63,7 @@ class BayesianFitting(BaseGPRegressor):
             priors = resolve_priors(kernel, self.prior, X, z, weight, columns)
             return LogPosterior(kernel, rows, priors)
 
-        rng, kernels = backend.rng(), self._kernels(X, weight)
+        rng = backend.rng()
         if session.verbose and plan.solver == "cg":
             cost = cost_of_products(kernels[0], data)
             if cost is not None:

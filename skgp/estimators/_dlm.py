@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 from skgp.data import Data
-from skgp.estimators._base import Backend, arrays, merged, to_tensor
+from skgp.estimators._base import Backend, to_tensor
 from skgp.estimators._base_regressor import LikelihoodGPRegressor, StreamingGPRegressor
 from skgp.estimators._dlm_common import SparseGPMixin
 from skgp.estimators._fitting import FitSession
-from skgp.estimators._parameters import StrOptions, keep_parameters, warn_at_bounds
+from skgp.estimators._parameters import StrOptions, keep_parameters
 from skgp.kernels.expression import split_noise
 from skgp.learning.sparse import defaults
 from skgp.learning.sparse.objective import STOCHASTIC_GRADIENTS
@@ -181,7 +181,7 @@ class DLMGPRegressor(SparseGPMixin, LikelihoodGPRegressor, StreamingGPRegressor)
     def _learn(
         self, data: Data, session: FitSession, backend: Backend, *, stream: bool = False
     ) -> None:
-        kernels, noises = zip(*map(split_noise, self._kernels(*arrays(data))), strict=True)
+        kernels, noises = zip(*map(split_noise, self._kernels(data)), strict=True)
         white = None if self._own_likelihood is not None else noises[0]
         data = self._distinct(data, backend)
         objective = self._objective(self._make_likelihood(white))
@@ -190,8 +190,7 @@ class DLMGPRegressor(SparseGPMixin, LikelihoodGPRegressor, StreamingGPRegressor)
             offset = self._offset(data)
             self._fit_sparse(list(kernels), data, objective, offset, backend, callback, exact=exact)
         self._describe(self._posterior.kernel, to_tensor(self._likelihood_parameters), white)
-        if self._learns:
-            warn_at_bounds(self.kernel_, self.kernel)
+        self._warn_at_bounds()
 
     def _update(self, data: Data, backend: Backend) -> None:
         likelihood = self._make_likelihood(split_noise(self.kernel_)[1])
@@ -207,7 +206,7 @@ class DLMGPRegressor(SparseGPMixin, LikelihoodGPRegressor, StreamingGPRegressor)
 
     def _distinct(self, data: Data, backend: Backend) -> Data:
         """Observations of equal inputs, targets and exposures merged, for the fit."""
-        data = merged(data, backend.device)
+        data = data.merged(any_likelihood=True).to(backend.device)
         return replace(data, y=data.y[:, None], scatter=None).to(backend.dtype)
 
     # ---- prediction, in the standardised scale ---------------------------------------------

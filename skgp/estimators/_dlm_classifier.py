@@ -5,11 +5,11 @@ from __future__ import annotations
 import torch
 
 from skgp.data import Data
-from skgp.estimators._base import Backend, arrays
+from skgp.estimators._base import Backend
 from skgp.estimators._base_classifier import StreamingGPClassifier
 from skgp.estimators._dlm_common import SparseGPMixin
 from skgp.estimators._fitting import FitSession
-from skgp.estimators._parameters import StrOptions, keep_parameters, warn_at_bounds
+from skgp.estimators._parameters import StrOptions, keep_parameters
 from skgp.learning.calibration import FEW_ROWS_COUPLING, best_calibration, left_out_moments
 from skgp.learning.defaults import FEW_ROWS
 from skgp.learning.sparse import defaults
@@ -167,7 +167,7 @@ class DLMGPClassifier(SparseGPMixin, StreamingGPClassifier):
     def _learn(
         self, data: Data, session: FitSession, backend: Backend, *, stream: bool = False
     ) -> None:
-        kernels = self._kernels(*arrays(data))
+        kernels = self._kernels(data)
         # Of a stream with a row of each kind more: a late class must not have an infinite one.
         self._set_link(data, cautious=stream)
         data = self._distinct(data, backend)
@@ -176,8 +176,7 @@ class DLMGPClassifier(SparseGPMixin, StreamingGPClassifier):
             fit = self._fit_sparse(kernels, data, objective, self.offset_, backend, callback)
         self.moderation_, self.coupling_ = self._calibrate(data, fit.objective, backend)
         self.kernel_ = self._posterior.kernel
-        if self._learns:
-            warn_at_bounds(self.kernel_, self.kernel)
+        self._warn_at_bounds()
 
     def _update(self, data: Data, backend: Backend) -> None:
         objective = self._objective(self._likelihood, learn=False)

@@ -200,20 +200,13 @@ class SparseGPMixin(BaseGP):
         exact: bool = False,
     ) -> SparseFit:
         """Run the fit and keep what both estimators keep of it."""
-        X, weight = arrays(data)
         most = len(data) if exact else min(defaults.AUTO_INDUCING, len(data))
         size: int = most if self.n_inducing == "auto" else self.n_inducing
         require_room(objective, len(data), min(size, len(data)), len(offset))
 
         def inducing(kernel: Kernel, n_points: int = size) -> torch.Tensor:
-            points = inducing_points(
-                X,
-                n_points,
-                kernel,
-                init=self.init,
-                sample_weight=weight,
-                random_state=np.random.RandomState(backend.seed),
-            )
+            rng = np.random.RandomState(backend.seed)
+            points = inducing_points(data, n_points, kernel, init=self.init, random_state=rng)
             return backend.tensor(points)
 
         if exact:
@@ -239,7 +232,7 @@ class SparseGPMixin(BaseGP):
             fit, self.beta_path_ = fit_sparse(problem), {}
         self._keep(fit)
         if self.n_inducing != "auto" and self.n_inducing_ < self.n_inducing:
-            warn_of_few_rows(self.n_inducing, len(distinct_rows(X)))
+            warn_of_few_rows(self.n_inducing, len(distinct_rows(arrays(data)[0])))
         return fit
 
     def _state(self, backend: Backend) -> SparseState:

@@ -93,11 +93,9 @@ class LaplaceBinaryClassifier(ClassifierMixin, BaseEstimator):
         )
         labels = torch.tensor(2.0 * self.y_train_[:, None] - 1.0, dtype=torch.float64)
         return LaplaceEvidence(
-            None,
-            None,
+            gram,
             labels if gram.few else labels.to(gram.device),
-            likelihood=Bernoulli(self.likelihood),
-            gram=gram,
+            Bernoulli(self.likelihood),
             max_newton=self.max_iter_predict,
         )
 

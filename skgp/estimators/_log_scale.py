@@ -15,7 +15,7 @@ import torch
 
 from skgp.data import Data
 from skgp.estimators import defaults
-from skgp.estimators._base import arrays, merged, to_tensor
+from skgp.estimators._base import arrays, to_tensor
 from skgp.estimators._functions import FourArrays
 from skgp.estimators._kernels import default_kernels
 from skgp.estimators._log_normal import (
@@ -85,7 +85,7 @@ class LogScale(RegressionPredictions):
     def _logs_predict_better(self, X: np.ndarray, y: np.ndarray, weight: np.ndarray | None) -> bool:
         given = None if weight is None else to_tensor(weight)
         # Copies of an observation would predict each other.
-        data = merged(Data(to_tensor(X), to_tensor(y), given), torch.device("cpu"))
+        data = Data(to_tensor(X), to_tensor(y), given).merged(any_likelihood=True)
         if len(data) < defaults.LOG_ROWS[0]:
             return False
         some = data.some(defaults.LOG_ROWS[1], torch.Generator().manual_seed(0))

@@ -18,7 +18,6 @@ from skgp.estimators._base_classifier import StreamingGPClassifier
 from skgp.estimators._blocks import numbers_of_some
 from skgp.estimators._classification_data import coded_columns
 from skgp.estimators._fitting import Callback, FitSession
-from skgp.estimators._parameters import warn_at_bounds
 from skgp.estimators._qsgp_fitting import QSGPMixin, inducing_points
 from skgp.estimators._reduction import ProjectedClassifierMixin, cluster_centres
 from skgp.estimators._validation import one_vs_rest
@@ -126,8 +125,7 @@ class QSGPClassifierFitting(ProjectedClassifierMixin, QSGPMixin, StreamingGPClas
             problem = self._problem(found, data, backend, generator, callback)
             fit = self._solve(problem, given, self._previous(backend)[1], rows, blocks)
         self._keep_fit(fit, self._fitted_attributes(fit), backend)
-        if self._learns:
-            warn_at_bounds(self.kernel_, self.kernel)
+        self._warn_at_bounds()
         self._keep_relevance(fit, session)
 
     def _coded_rows(self, data: Data, *, cautious: bool) -> Data:
@@ -146,7 +144,8 @@ class QSGPClassifierFitting(ProjectedClassifierMixin, QSGPMixin, StreamingGPClas
         Z = None
         if plan.basis == "inducing":
             rng = np.random.RandomState(backend.seed)
-            centres = cluster_centres(given.X.numpy(), plan.size, found.kernel, random_state=rng)
+            plain = replace(given, weight=None)
+            centres = cluster_centres(plain, plan.size, found.kernel, random_state=rng)
             Z = to_tensor(centres, device=backend.device)
         settings = Options(feature_map=self.feature_map, seed=backend.seed)
         basis = unit_prior_basis(found.kernel, rows.X, plan, settings, Z)
@@ -175,12 +174,11 @@ class QSGPClassifierFitting(ProjectedClassifierMixin, QSGPMixin, StreamingGPClas
         `given` are the observations on the CPU, `data` the same on the device.
         """
         self.history_ = {"hyperparameters": [], "solve": []}
-        kernels = [self.kernel_] if self._goes_on else self._kernels(*arrays(given))
+        kernels = [self.kernel_] if self._goes_on else self._kernels(given)
         if not self._learns:
             return HyperparameterFit(kernels[0])
         shared: dict[str, Any] = {
             "offset": to_tensor(self.offset_, device=data.X.device),
-            "row_weight": data.weight,
             "generator": generator,
         }
         settings = ClassificationSettings(**self._search_options(data))
@@ -189,8 +187,7 @@ class QSGPClassifierFitting(ProjectedClassifierMixin, QSGPMixin, StreamingGPClas
         with session.stage("hyperparameters") as callback:
             found = fit_classification_hyperparameters(
                 kernels,
-                data.X,
-                data.y,
+                data,
                 likelihood=self._likelihood,
                 settings=settings,
                 callback=callback,
@@ -198,7 +195,7 @@ class QSGPClassifierFitting(ProjectedClassifierMixin, QSGPMixin, StreamingGPClas
             )
             self.history_["hyperparameters"] = found.history
             refined = refine_length_scales(
-                found.kernel, data.X, data.y, self._likelihood, callback=callback, **shared
+                found.kernel, data, self._likelihood, callback=callback, **shared
             )
         return replace(found, kernel=refined)
 

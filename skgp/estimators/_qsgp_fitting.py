@@ -16,7 +16,7 @@ from torch import Tensor
 
 from skgp.blocks import MappedBlocks
 from skgp.data import Data
-from skgp.estimators._base import Backend, BaseGP, arrays, merged, to_tensor
+from skgp.estimators._base import Backend, BaseGP, to_tensor
 from skgp.estimators._base_regressor import StreamingGPRegressor
 from skgp.estimators._fitting import Callback, FitSession
 from skgp.estimators._log_scale import LogScale
@@ -155,9 +155,8 @@ def inducing_points(problem: Problem, plan: Plan, given: Data) -> Tensor | None:
     """Return all distinct inputs, or centres of clusters, if the plan is of such."""
     if plan.basis != "inducing":
         return None
-    X, weight = arrays(given)
     rng = np.random.RandomState(problem.options.seed)
-    Z = cluster_centres(X, plan.size, problem.kernel, sample_weight=weight, random_state=rng)
+    Z = cluster_centres(given, plan.size, problem.kernel, random_state=rng)
     return to_tensor(Z, device=problem.data.X.device)
 
 
@@ -285,8 +284,8 @@ class QSGPFitting(QSGPMixin, LogScale, StreamingGPRegressor):
     def _distinct(self, data: Data, backend: Backend) -> Data:
         """Observations, those of equal inputs merged where the likelihood allows."""
         if self.solver != "sgd":
-            return merged(data, backend.device, replicates=self._has_gaussian_name)
-        if data.weight is not None:
+            data = data.merged(any_likelihood=not self._has_gaussian_name)
+        elif data.weight is not None:
             raise ValueError(
                 "sample_weight is not supported by solver='sgd'; use solver='cholesky' or "
                 "'cg', or 'auto'."
@@ -311,7 +310,7 @@ class QSGPFitting(QSGPMixin, LogScale, StreamingGPRegressor):
         evidence of some observations; None where there is none.
         """
         self.history_ = {"hyperparameters": [], "solve": [], "validation": []}
-        kernels = [self.kernel_] if self._goes_on else self._kernels(*arrays(given))
+        kernels = [self.kernel_] if self._goes_on else self._kernels(given)
         if not self._learns:
             return kernels[0], None, None
         with session.stage("hyperparameters") as callback:

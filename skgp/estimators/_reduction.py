@@ -15,6 +15,7 @@ from numbers import Integral
 from typing import Any
 
 import numpy as np
+import torch
 from scipy.linalg import eigh
 from sklearn.base import is_classifier
 from sklearn.cluster import MiniBatchKMeans
@@ -25,9 +26,6 @@ from torch import Tensor
 from skgp.data import Data, replicates
 from skgp.estimators import defaults
 from skgp.estimators._base import Backend, BaseGP, arrays, to_tensor
-from skgp.estimators._kernels import (
-    default_classification_kernels,
-)
 from skgp.estimators._parameters import Auto, Interval, StrOptions
 from skgp.estimators.defaults import MANY_COLUMNS
 from skgp.inference.pivots import greedy_variance
@@ -43,23 +41,21 @@ INITIALISERS = ("k-means", "random", "greedy")
 
 
 def inducing_points(
-    X: np.ndarray,
+    data: Data,
     n_points: int,
     kernel: Kernel,
     *,
     init: str = "k-means",
-    sample_weight: np.ndarray | None = None,
     random_state: np.random.RandomState,
 ) -> np.ndarray:
-    """Inducing points (at most n_points, d) for the rows of X (n, d): all that are distinct if few.
+    """Inducing points (at most n_points, d) for some rows (n, d): all that are distinct if few.
 
     Centres of clusters, of rows of some weights; rows at random; or one by one the row of which the
     points before it explain the least variance.
     """
     if init == "k-means":
-        return cluster_centres(
-            X, n_points, kernel, sample_weight=sample_weight, random_state=random_state
-        )
+        return cluster_centres(data, n_points, kernel, random_state=random_state)
+    X, _ = arrays(data)
     distinct = distinct_rows(X)
     if n_points >= len(distinct):
         return X[distinct]
@@ -81,18 +77,14 @@ def warn_of_few_rows(n_inducing: int, n_distinct: int) -> None:
 
 
 def cluster_centres(
-    X: np.ndarray,
-    n_points: int,
-    kernel: Kernel,
-    *,
-    sample_weight: np.ndarray | None = None,
-    random_state: np.random.RandomState,
+    data: Data, n_points: int, kernel: Kernel, *, random_state: np.random.RandomState
 ) -> np.ndarray:
-    """Distinct centres of clusters of the rows of X (n, d), in the metric of a kernel.
+    """Distinct centres of clusters of some rows (n, d), in the metric of a kernel.
 
     Clusters that are small in the kernel's own length scales leave less of the prior's variance
     unexplained than as many rows at random. About two passes over the rows, O(n n_points d).
     """
+    X, weight = arrays(data)
     distinct = distinct_rows(X)
     if n_points >= len(distinct):
         return X[distinct]
@@ -109,7 +101,7 @@ def cluster_centres(
         reassignment_ratio=0.0,
         compute_labels=False,
         random_state=random_state,
-    ).fit(rows, sample_weight=sample_weight)
+    ).fit(rows, sample_weight=weight)
     centres = kmeans.cluster_centers_.astype(np.float64) * scale + middle
     return centres[distinct_rows(centres)]
 
@@ -120,12 +112,11 @@ def distinct_rows(X: np.ndarray) -> np.ndarray:
 
 
 def class_centres(
-    X: np.ndarray,
+    data: Data,
     labels: np.ndarray,
     n_points: int,
     kernel: Kernel,
     *,
-    sample_weight: np.ndarray | None = None,
     random_state: np.random.RandomState,
 ) -> np.ndarray:
     """Centres of clusters (M, d) of the rows of one class after the other; `labels` (n,) are codes.
@@ -133,22 +124,16 @@ def class_centres(
     Where classes meet, a centre of rows of both would stand for neither. Classes share the points
     in proportion to the weights of their rows, and get one at least.
     """
+    X, weight = arrays(data)
     rows = distinct_rows(X)
     if n_points >= len(rows):
         return X[rows]
-    weight = np.ones(len(X)) if sample_weight is None else sample_weight
     shares = np.bincount(labels, weights=weight)
     edges = np.round(np.append(0, np.cumsum(shares)) / shares.sum() * n_points).astype(int)
     centres = [
-        cluster_centres(
-            X[labels == label],
-            max(size, 1),
-            kernel,
-            sample_weight=weight[labels == label],
-            random_state=random_state,
-        )
+        cluster_centres(data.take(members), max(size, 1), kernel, random_state=random_state)
         for label, size in enumerate(np.diff(edges))
-        if (labels == label).any()
+        if (members := torch.from_numpy(labels == label)).any()
     ]
     points = np.concatenate(centres)
     return points[distinct_rows(points)]
@@ -263,22 +248,15 @@ def _left_out_losses(Z: np.ndarray, targets: np.ndarray) -> np.ndarray:
     return ((predicted - targets[:p]) ** 2).sum(1)
 
 
-def components_predict_better(
-    estimator: Any,
-    X: np.ndarray,
-    y: np.ndarray,
-    sample_weight: np.ndarray | None = None,
-    *,
-    exposure: np.ndarray | None = None,
-    seed: int = 0,
-) -> bool:
+def components_predict_better(estimator: Any, data: Data, seed: int) -> bool:
     """Whether rows held out are predicted better from principal components than from columns.
 
     By fits of the estimator with default kernels, and all else of the default size, and the rule of
     :func:`skgp.learning.selection.choose`. The simpler are the columns of a regression, and the
     components of classes: many columns of these are pixels, counts or spectra, as a rule.
     """
-    labels = is_classifier(estimator)
+    (X, sample_weight), y, labels = arrays(data), data.y.numpy(), is_classifier(estimator)
+    exposure = None if data.log_exposure is None else data.log_exposure.exp().numpy()
     random = np.random.RandomState(seed)
     first = y if y.ndim == 1 else y[:, 0]  # of several targets one is stratified
     judged = held_out_rows(
@@ -359,11 +337,7 @@ class ProjectionMixin(BaseGP):
             return False
         if self._goes_on:
             return self._projection is not None
-        X, weight = arrays(data)
-        exposure = None if data.offset is None else data.offset[:, 0].exp().numpy()
-        return components_predict_better(
-            self, X, data.y.numpy(), weight, exposure=exposure, seed=backend.seed
-        )
+        return components_predict_better(self, data, backend.seed)
 
     def _inputs(self, X: np.ndarray) -> np.ndarray:
         """Rows of X as the kernel sees them."""
@@ -375,14 +349,10 @@ class ProjectedClassifierMixin(ProjectionMixin):
 
     likelihood: str
 
-    def _kernels(self, X: np.ndarray, sample_weight: np.ndarray | None) -> list[Kernel]:
-        if self.kernel is not None:
-            return [self._given_kernel(X)]
+    @property
+    def _default_kernels(self) -> dict[str, Any]:
         # Principal components share a unit.
-        isotropic = self._projection is not None
-        return default_classification_kernels(
-            X, sample_weight, link=self.likelihood, isotropic=isotropic
-        )
+        return {"link": self.likelihood, "isotropic": self._projection is not None}
 
 
 def as_seen(data: Data, *, projection: Projection | None, to: tuple) -> Data:

@@ -19,7 +19,7 @@ from skgp.estimators._base_regressor import StreamingGPRegressor
 from skgp.estimators._blocks import over_rows
 from skgp.estimators._fitting import Callback, FitSession, within_limits
 from skgp.estimators._kernels import with_noise
-from skgp.estimators._parameters import keep_parameters, warn_at_bounds
+from skgp.estimators._parameters import keep_parameters
 from skgp.estimators._series_inputs import observed_rows
 from skgp.estimators._series_scale import SeriesScale
 from skgp.estimators._state_space_states import Exact
@@ -235,8 +235,7 @@ class StateSpaceGPRegressor(SeriesScale, StreamingGPRegressor):
                 found = kernel, parameters
                 kernel, parameters = self._on_better_scale(data, likelihood, found, fit)
         self._describe(kernel, parameters, white)
-        if self._learns:
-            warn_at_bounds(self.kernel_, self.kernel)
+        self._warn_at_bounds()
 
     def _takes_blocks(self, n_columns: int) -> bool:
         sums = self.n_inducing is not None and n_columns == 1 and not self.warm_start

@@ -11,7 +11,7 @@ from skgp.data import Data
 from skgp.estimators._base import Backend, arrays, to_tensor
 from skgp.estimators._base_classifier import StreamingGPClassifier
 from skgp.estimators._fitting import FitSession
-from skgp.estimators._parameters import StrOptions, keep_parameters, warn_at_bounds
+from skgp.estimators._parameters import StrOptions, keep_parameters
 from skgp.estimators._state_space_common import StateSpaceMixin
 from skgp.estimators._time import framed
 from skgp.estimators.defaults import (
@@ -191,8 +191,7 @@ class StateSpaceGPClassifier(StateSpaceMixin, StreamingGPClassifier):
         # from all labels, have seen them (series of four classes .61, with .25 .64 nats a label).
         self.moderation_ = 1.0
         self.coupling_ = self._choose_coupling(X, Y, weight)
-        if self._learns:
-            warn_at_bounds(self.kernel_, self.kernel)
+        self._warn_at_bounds()
 
     def _additive_tol(self, total: float) -> float:
         return min(ADDITIVE_LABEL_GAIN, ADDITIVE_LABEL_NATS / total)

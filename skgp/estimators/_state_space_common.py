@@ -26,7 +26,6 @@ from skgp.estimators._state_space_states import (
     forms_of,
     joined,
     kernel_of,
-    log_exposure_of,
     parts_of,
     series_of,
 )
@@ -288,9 +287,9 @@ class StateSpaceMixin(IndexedOutput, SeriesInputs):
         if isinstance(data, AdditiveStatistics):
             (offset,) = self._offsets
             return [fit_additive_statistics(kernels[0], data, likelihood, offset=offset, **search)]
-        search |= {"n_bins": self._n_bins(), "log_exposure": log_exposure_of(data)}
+        search["n_bins"] = self._n_bins()
         return [
-            fit_additive(parts, data.X, y, data.weight, likelihood, offset=offset, **search)
+            fit_additive(parts, replace(data, y=y), likelihood, offset=offset, **search)
             for parts, y, offset in zip(kernels, data.y.T, self._offsets, strict=True)
         ]
 

@@ -2,7 +2,6 @@
 
 import torch
 from sklearn.gaussian_process.kernels import Kernel, Sum
-from torch import Tensor
 
 from skgp.data import Data
 from skgp.inference.markov.additive_states import AdditiveState
@@ -37,17 +36,13 @@ def joined(data: Data, other: Data) -> Data:
     return Data(**columns)
 
 
-def log_exposure_of(data: Data) -> Tensor | None:
-    return None if data.offset is None else data.offset[:, 0]
-
-
 def series_of(data: Data, terms: Terms | None) -> list[Series]:
     """One series a column of y."""
-    exposure = log_exposure_of(data)
+    rest = data.weight, data.log_exposure
     if terms is None:
-        return [make_series(data.X[:, 0], y, data.weight, exposure) for y in data.y.T]
+        return [make_series(data.X[:, 0], y, *rest) for y in data.y.T]
     x, features = data.X[:, terms.time], terms.features(data.X)
-    return [make_regression_series(x, y, features, data.weight, exposure) for y in data.y.T]
+    return [make_regression_series(x, y, features, *rest) for y in data.y.T]
 
 
 def parts_of(state: State, *, split: bool = False) -> list[Kernel]:

@@ -9,10 +9,10 @@ from sklearn.gaussian_process.kernels import Kernel, WhiteKernel
 
 from skgp.blocks import MappedBlocks
 from skgp.data import Data
-from skgp.estimators._base import Backend, arrays, merged, to_tensor
+from skgp.estimators._base import Backend, to_tensor
 from skgp.estimators._base_regressor import LikelihoodGPRegressor, StreamingGPRegressor
 from skgp.estimators._fitting import FitSession
-from skgp.estimators._parameters import StrOptions, keep_parameters, warn_at_bounds
+from skgp.estimators._parameters import StrOptions, keep_parameters
 from skgp.estimators._swsgp_common import SWSGPMixin
 from skgp.estimators._vecchia import VecchiaGPRegressor
 from skgp.estimators.defaults import SWSGP_EXACT_ROWS, SWSGP_FULL_ROWS
@@ -248,7 +248,7 @@ class SWSGPRegressor(SWSGPMixin, LikelihoodGPRegressor, StreamingGPRegressor):
             self._learn_as(other, data, session, backend)
             return
         given = self._projected(data, data.y.reshape(len(data), -1).numpy(), backend)
-        data = merged(given, backend.device, replicates=self._is_gaussian)
+        data = given.merged(any_likelihood=not self._is_gaussian).to(backend.device)
         self.history_ = {"hyperparameters": []}
         rows = self._rows(data, backend)
         offset = self._offset(rows)
@@ -267,15 +267,14 @@ class SWSGPRegressor(SWSGPMixin, LikelihoodGPRegressor, StreamingGPRegressor):
         state = self._posterior.state
         kernel, parameters = state.kernel, state.likelihood.cpu()
         self._describe(kernel, parameters, white)
-        if self._learns:
-            warn_at_bounds(self.kernel_, self.kernel)
+        self._warn_at_bounds()
 
     def _learn_blocks(self, blocks: MappedBlocks, session: FitSession, backend: Backend) -> None:
         self._learn(blocks.some, session, backend, blocks=blocks)
 
     def _update(self, data: Data, backend: Backend) -> None:
         data = replace(data, X=to_tensor(self._inputs(data.X.numpy())))
-        data = merged(data, backend.device, replicates=self._is_gaussian)
+        data = data.merged(any_likelihood=not self._is_gaussian).to(backend.device)
         likelihood = self._make_likelihood(split_noise(self.kernel_)[1])
         self._update_variational(self._rows(data, backend), likelihood, backend)
 
@@ -283,12 +282,12 @@ class SWSGPRegressor(SWSGPMixin, LikelihoodGPRegressor, StreamingGPRegressor):
         """Observations in the dtype of the fit."""
         return replace(data, y=data.y[:, None]).to(backend.dtype)
 
-    def _kernels(self, X: np.ndarray, sample_weight: np.ndarray | None) -> list[Kernel]:
+    def _kernels(self, data: Data) -> list[Kernel]:
         """Gaussian noise that is given as a likelihood is learned with the kernel as any other."""
-        kernels, own = super()._kernels(X, sample_weight), self._own_likelihood
+        kernels, own = super()._kernels(data), self._own_likelihood
         if own is None or not own.is_gaussian:
             return kernels
-        ends = own.initial(to_tensor(X)), *own.box(to_tensor(X))
+        ends = own.initial(data.X), *own.box(data.X)
         level, low, high = (float(own.gaussian_noise(each)) for each in ends)
         noise = WhiteKernel(level, (low, high) if low < high else "fixed")
         return [split_noise(kernel)[0] + noise for kernel in kernels]
@@ -309,7 +308,7 @@ class SWSGPRegressor(SWSGPMixin, LikelihoodGPRegressor, StreamingGPRegressor):
         if self._keeps_kernel(data):
             signal, white = split_noise(self.kernel_)
             return signal, white or WhiteKernel(), None
-        kernels = self._kernels(*arrays(given))
+        kernels = self._kernels(given)
         if not self._learns:
             return *split_noise(kernels[0]), None
         model = data, self._make_likelihood(WhiteKernel())

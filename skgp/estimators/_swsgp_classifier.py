@@ -12,11 +12,11 @@ from sklearn.gaussian_process.kernels import Kernel
 
 from skgp.blocks import MappedBlocks
 from skgp.data import Data
-from skgp.estimators._base import Backend, arrays, to_tensor
+from skgp.estimators._base import Backend, to_tensor
 from skgp.estimators._base_classifier import StreamingGPClassifier
 from skgp.estimators._classification_data import coded_columns
 from skgp.estimators._fitting import FitSession
-from skgp.estimators._parameters import StrOptions, keep_parameters, warn_at_bounds
+from skgp.estimators._parameters import StrOptions, keep_parameters
 from skgp.estimators._reduction import (
     INITIALISERS,
     ProjectedClassifierMixin,
@@ -36,8 +36,9 @@ from skgp.learning.classification_hyperparameters import (
     ClassificationSettings,
     fit_classification_hyperparameters,
 )
-from skgp.learning.local.hyperparameters import label_codes, search_label_kernel
+from skgp.learning.local.hyperparameters import search_label_kernel
 from skgp.learning.local.prior import LeftOut
+from skgp.learning.selection import class_codes
 
 
 class SWSGPClassifier(ProjectedClassifierMixin, SWSGPMixin, StreamingGPClassifier):
@@ -251,21 +252,19 @@ class SWSGPClassifier(ProjectedClassifierMixin, SWSGPMixin, StreamingGPClassifie
             self._learn_as(other, data, session, backend)
             return
         given = self._projected(data, self._one_vs_rest(data), backend)
-        X, weight = arrays(given)
         data = self._distinct(given, backend)
         # Of classes without rows yet, as if they had one.
         missing = len(given.y.unique()) < len(self.classes_)
         self._set_link(given, cautious=missing and blocks is None)
         self.history_ = {"hyperparameters": []}
-        kernel = self._learn_kernel(session, X, weight, data, backend)
+        kernel = self._learn_kernel(session, given, data, backend)
         with session.stage("solve", max_iter=self.max_iter) as callback:
             model = kernel, self._likelihood, data, self.offset_
             fit, again = self._fit_variational(*model, backend, callback, blocks=blocks)
         self.kernel_ = self._posterior.state.kernel
         if not again:
             self.moderation_, self.coupling_ = self._calibration(fit.left_out)
-        if self._learns:
-            warn_at_bounds(self.kernel_, self.kernel)
+        self._warn_at_bounds()
 
     def _learn_blocks(self, blocks: MappedBlocks, session: FitSession, backend: Backend) -> None:
         some, coded = blocks.some, partial(coded_columns, n_classes=len(self.classes_))
@@ -284,36 +283,30 @@ class SWSGPClassifier(ProjectedClassifierMixin, SWSGPMixin, StreamingGPClassifie
         self._update_variational(data, self._likelihood, backend)
 
     def _learn_kernel(
-        self,
-        session: FitSession,
-        X: np.ndarray,
-        weight: np.ndarray | None,
-        data: Data,
-        backend: Backend,
+        self, session: FitSession, given: Data, data: Data, backend: Backend
     ) -> Kernel:
         """Return the kernel of the latent functions, learned if it is to be."""
         if self._keeps_kernel(data):
             return self.kernel_
-        kernels = self._kernels(X, weight)
+        kernels = self._kernels(given)
         if not self._learns:
             return kernels[0]
         scale_std = LABEL_SCALE_STD if self.kernel is None else math.inf
+        data = data.to(torch.float64)
         with session.stage("hyperparameters") as callback:
             found = fit_classification_hyperparameters(
                 kernels,
-                data.X.double(),
-                data.y.double(),
+                data,
                 offset=torch.as_tensor(self.offset_, device=backend.device),
                 likelihood=self._likelihood,
                 generator=backend.generator(),
-                row_weight=None if data.weight is None else data.weight.double(),
                 settings=ClassificationSettings(scale_std=scale_std),
                 callback=callback,
             )
             found = search_label_kernel(
                 found,
                 kernels,
-                data.to(torch.float64),
+                data,
                 n_neighbors=SWSGP_NEIGHBORS if self.n_neighbors == "auto" else self.n_neighbors,
                 n_points=self.n_inducing,
                 generator=backend.generator(),
@@ -330,17 +323,10 @@ class SWSGPClassifier(ProjectedClassifierMixin, SWSGPMixin, StreamingGPClassifie
         init = self.init
         if init == "auto":
             init = "k-means" if n_points <= CLUSTERED_SHARE * len(data) else "random"
-        X, weight = arrays(data)
         if init != "k-means":
-            return inducing_points(X, n_points, kernel, init=init, random_state=random_state)
-        return class_centres(
-            X,
-            label_codes(data.y.cpu()).numpy(),
-            n_points,
-            kernel,
-            sample_weight=weight,
-            random_state=random_state,
-        )
+            return inducing_points(data, n_points, kernel, init=init, random_state=random_state)
+        labels = class_codes((data.y.cpu() > 0).long()).numpy()
+        return class_centres(data, labels, n_points, kernel, random_state=random_state)
 
     def _few_points(self, n_latent: int) -> int:
         return int(SWSGP_FULL_ROWS / n_latent**0.5)

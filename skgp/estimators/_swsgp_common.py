@@ -12,7 +12,7 @@ from sklearn.gaussian_process.kernels import Kernel
 
 from skgp.blocks import MappedBlocks
 from skgp.data import Data
-from skgp.estimators._base import Backend, arrays
+from skgp.estimators._base import Backend
 from skgp.estimators._fitting import FitSession
 from skgp.estimators._parameters import Auto, Interval, Option, StrOptions, options
 from skgp.estimators._reduction import (
@@ -187,15 +187,8 @@ class SWSGPMixin(ProjectionMixin):
         self, data: Data, kernel: Kernel, random_state: np.random.RandomState
     ) -> np.ndarray:
         """Inducing points (M, d), as ``init`` says."""
-        X, weight = arrays(data)
-        return inducing_points(
-            X,
-            self._max_inducing(),
-            kernel,
-            init=self.init,
-            sample_weight=weight,
-            random_state=random_state,
-        )
+        n_points = self._max_inducing()
+        return inducing_points(data, n_points, kernel, init=self.init, random_state=random_state)
 
     def _max_inducing(self) -> int:
         """Inducing points if there are as many distinct rows."""

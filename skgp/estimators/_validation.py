@@ -17,7 +17,7 @@ from skgp.blocks import is_dask
 from skgp.estimators._time import is_dates, refuse_dates, table_columns
 from skgp.estimators.defaults import JOINT_MATRICES, LARGEST_INPUT, LARGEST_TARGET, LEAST_BASE_RATE
 from skgp.kernels.scales import capped_weights
-from skgp.learning.calibration import class_codes
+from skgp.learning.selection import class_codes
 from skgp.linalg.runtime import memory_budget, require_memory
 
 _ADVICE = {

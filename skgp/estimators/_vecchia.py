@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from skgp.data import Data
-from skgp.estimators._base import Backend, BaseGP, arrays, merged, to_tensor
+from skgp.estimators._base import Backend, BaseGP, to_tensor
 from skgp.estimators._base_regressor import LikelihoodGPRegressor
 from skgp.estimators._fitting import FitSession
 from skgp.estimators._parameters import (
@@ -18,7 +18,6 @@ from skgp.estimators._parameters import (
     StrOptions,
     keep_parameters,
     options,
-    warn_at_bounds,
 )
 from skgp.estimators._reduction import warn_of_few_rows
 from skgp.estimators.defaults import (
@@ -34,7 +33,7 @@ from skgp.learning.defaults import VECCHIA_INDUCING, VECCHIA_LATENT_INDUCING
 from skgp.learning.search import SearchSettings
 from skgp.learning.vecchia import VecchiaSettings
 from skgp.linalg.runtime import to_arrays
-from skgp.models.vecchia import fit_vecchia, fit_vecchia_numbers
+from skgp.models.vecchia import VecchiaFit, fit_vecchia, fit_vecchia_numbers
 
 
 class VecchiaMixin(BaseGP):
@@ -129,10 +128,21 @@ class VecchiaMixin(BaseGP):
         """Neighbours of a prediction."""
         return max(1, VECCHIA_PREDICTIVE * self.n_neighbors_)
 
-    def _keep_posterior(self, posterior: Any) -> None:
-        self._posterior = posterior
-        self.inducing_points_ = posterior.Z.cpu().numpy()
+    def _told(self, backend: Backend) -> dict[str, Any]:
+        """What every fit is told, once `_settings` are made."""
+        return {
+            "ordering": self.ordering_,
+            "n_predictive": self._n_predictive,
+            "learns": self._learns,
+            "generator": torch.Generator().manual_seed(backend.seed),
+        }
+
+    def _keep(self, fit: VecchiaFit) -> None:
+        self._posterior = fit.posterior
+        self.inducing_points_ = fit.posterior.Z.cpu().numpy()
         self.n_inducing_ = len(self.inducing_points_)
+        self.log_marginal_likelihood_value_ = fit.log_marginal_likelihood
+        self.n_iter_, self.history_ = fit.n_iter, {"hyperparameters": fit.history}
 
     def _bytes_per_row(self) -> int:
         size = self._posterior.neighborhood.size
@@ -327,22 +337,16 @@ class VecchiaGPRegressor(VecchiaMixin, LikelihoodGPRegressor):
     def _learn(
         self, data: Data, session: FitSession, backend: Backend, *, stream: bool = False
     ) -> None:
-        kernels = self._kernels(*arrays(data))
+        kernels = self._kernels(data)
         white = split_noise(kernels[0])[1] if self._own_likelihood is None else None
         gaussian = self._has_gaussian_name
         offset = self._offset(data)
-        data = merged(data, backend.device, replicates=gaussian)
+        data = data.merged(any_likelihood=not gaussian).to(backend.device)
         settings = self._settings(data)
-        shared: dict[str, Any] = {
-            "ordering": self.ordering_,
-            "n_predictive": self._n_predictive,
-            "learns": self._learns,
-            "generator": torch.Generator().manual_seed(backend.seed),
-        }
         fit: Any
         with session.stage("hyperparameters") as callback:
             if gaussian:
-                fit = fit_vecchia(kernels, data, settings, callback=callback, **shared)
+                fit = fit_vecchia(kernels, data, settings, callback=callback, **self._told(backend))
                 self._describe_gaussian(fit.kernel, fit.noise)
             else:
                 fit = fit_vecchia_numbers(
@@ -352,16 +356,13 @@ class VecchiaGPRegressor(VecchiaMixin, LikelihoodGPRegressor):
                     self._make_likelihood(white),
                     backend.tensor(offset),
                     callback=callback,
-                    **shared,
+                    **self._told(backend),
                 )
                 self._describe(fit.kernel, fit.parameters.cpu(), white)
-        self._keep_posterior(fit.posterior)
-        self.log_marginal_likelihood_value_ = fit.log_marginal_likelihood
-        self.n_iter_, self.history_ = fit.n_iter, {"hyperparameters": fit.history}
+        self._keep(fit)
         if not gaussian:
             self.history_["solve"] = fit.solve
-        if self._learns:
-            warn_at_bounds(self.kernel_, self.kernel)
+        self._warn_at_bounds()
 
     # ---- prediction, in the standardised scale ---------------------------------------------
 

@@ -5,13 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from numbers import Integral
 
-import torch
-
 from skgp.data import Data
-from skgp.estimators._base import Backend, arrays
+from skgp.estimators._base import Backend
 from skgp.estimators._base_classifier import BaseGPClassifier
 from skgp.estimators._fitting import FitSession
-from skgp.estimators._parameters import Interval, StrOptions, keep_parameters, warn_at_bounds
+from skgp.estimators._parameters import Interval, StrOptions, keep_parameters
 from skgp.estimators._reduction import ProjectedClassifierMixin
 from skgp.estimators._vecchia import VecchiaMixin
 from skgp.estimators.defaults import VECCHIA_LABELS, VECCHIA_NEIGHBORS
@@ -174,7 +172,7 @@ class VecchiaGPClassifier(ProjectedClassifierMixin, VecchiaMixin, BaseGPClassifi
         self, data: Data, session: FitSession, backend: Backend, *, stream: bool = False
     ) -> None:
         data = self._projected(data, self._one_vs_rest(data), backend)
-        kernels = self._kernels(*arrays(data))
+        kernels = self._kernels(data)
         self._set_link(data)
         data = self._distinct(data, backend)
         settings = replace(self._settings(data), **self._search_options(data))
@@ -185,17 +183,10 @@ class VecchiaGPClassifier(ProjectedClassifierMixin, VecchiaMixin, BaseGPClassifi
                 settings,
                 self._likelihood,
                 backend.tensor(self.offset_),
-                ordering=self.ordering_,
-                n_predictive=self._n_predictive,
-                learns=self._learns,
-                generator=torch.Generator().manual_seed(backend.seed),
                 callback=callback,
+                **self._told(backend),
             )
-        self._keep_posterior(fit.posterior)
-        self.log_marginal_likelihood_value_ = fit.log_marginal_likelihood
-        self.moderation_, self.coupling_ = fit.moderation, fit.coupling
-        self.n_iter_ = fit.n_iter
-        self.history_ = {"hyperparameters": fit.history, "solve": fit.solve}
-        self.kernel_ = fit.kernel
-        if self._learns:
-            warn_at_bounds(self.kernel_, self.kernel)
+        self._keep(fit)
+        self.history_["solve"] = fit.solve
+        self.kernel_, self.moderation_, self.coupling_ = fit.kernel, fit.moderation, fit.coupling
+        self._warn_at_bounds()

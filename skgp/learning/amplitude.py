@@ -34,9 +34,9 @@ from skgp.inference.weights.design import StreamedDesign
 from skgp.inference.weights.posterior import AugmentedPosterior, ClassifierPosterior
 from skgp.kernels.scales import amplitude_range
 from skgp.learning import defaults
-from skgp.learning.calibration import choose_moderation, class_codes, mean_scores
+from skgp.learning.calibration import choose_moderation, mean_scores
 from skgp.learning.plan import Options, Plan
-from skgp.learning.selection import choose, held_out_rows
+from skgp.learning.selection import choose, class_codes, held_out_rows
 from skgp.likelihoods import Bernoulli
 from skgp.linalg.cholesky import jittered_cholesky
 from skgp.optim.stopping import StopRecorder

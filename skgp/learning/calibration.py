@@ -19,7 +19,6 @@ Held-out data tell, or each observation left out in turn (`left_out_moments`).
 """
 
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -45,11 +44,6 @@ _LOG_ZERO = -1e300  # mathematical: what stands for log(0)
 # The simplest is what is taken without data, and then what is near it.
 _FROM_SIMPLEST = sorted(MODERATIONS, key=lambda factor: abs(factor - FEW_ROWS_MODERATION))
 _FROM_WHOLE = sorted(MODERATIONS, reverse=True)  # where all of the variance is simplest
-
-
-def class_codes(Y: Any) -> Any:
-    """A number for the class of each row of Y (n, c), array or tensor, in {-1, +1}, shape (n,)."""
-    return Y[:, 0] if Y.shape[1] == 1 else Y.argmax(1)
 
 
 def class_log_density(

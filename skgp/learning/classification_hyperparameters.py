@@ -47,6 +47,7 @@ from skgp.learning.label_scales import capped, rescale_few
 from skgp.learning.laplace_evidence import LaplaceEvidence, check_no_noise, laplace_predict
 from skgp.learning.latent_starts import latent_start, latent_structure
 from skgp.learning.search import HyperparameterFit, SearchSettings, fit_leave_one_out
+from skgp.learning.selection import class_codes
 from skgp.linalg.runtime import Callback, standard_normal
 from skgp.optim.stopping import StopRecorder
 
@@ -75,13 +76,11 @@ class ClassificationSettings:
 
 def fit_classification_hyperparameters(
     kernels: list,  # without WhiteKernel; theta is the start, bounds are respected
-    X: Tensor,  # (n, d), float64
-    Y: Tensor,  # (n, c), labels -1 and +1, one column a one-vs-rest problem
+    data: Data,  # float64; y (n, c), labels -1 and +1, one column a one-vs-rest problem
     *,
     offset: Tensor,  # (c,), constants of the latent functions
     likelihood,  # a Bernoulli
     generator: torch.Generator,  # on the CPU
-    row_weight: Tensor | None = None,  # (n,), not negative; rows of weight 0 are left out
     settings: ClassificationSettings | None = None,
     callback: Callback | None = None,  # told "loss", in nats per row; True ends with the best
 ) -> HyperparameterFit:
@@ -95,9 +94,8 @@ def fit_classification_hyperparameters(
         check_no_noise(kernel)
     if not any(map(n_dims_of, kernels)):
         return HyperparameterFit(kernels[0])
-    data = Data(X, Y, row_weight)
-    if row_weight is not None:
-        data = capped(data.take((row_weight > 0).nonzero()[:, 0]))
+    if data.weight is not None:
+        data = capped(data.take((data.weight > 0).nonzero()[:, 0]))
     recorder = StopRecorder(callback)
     search = _Search(data, offset, likelihood, settings, generator, recorder)
     if len(kernels) == 1:
@@ -137,8 +135,7 @@ def stratified_order(Y: Tensor, generator: torch.Generator) -> Tensor:
     The first row of each class comes before the second of any. Of labels Y (n, c), c > 1, the first
     column that is +1 names the class.
     """
-    label = (Y > 0).to(torch.int8)
-    label = label[:, 0] if Y.shape[1] == 1 else label.argmax(1)
+    label = class_codes((Y > 0).to(torch.int8))
     shuffled = torch.randperm(len(label), generator=generator, device=generator.device).to(Y.device)
     place = torch.empty(len(label), dtype=torch.float64, device=Y.device)
     for value in label.unique():
@@ -327,21 +324,13 @@ class _Objective:
         sizes = sizes_of(kernel)
         self.averaging = block_diag(_NOTHING, *(np.full((1, size), 1 / size) for size in sizes))
         self.centring = np.eye(len(self.start)) - (self.averaging > 0).T @ self.averaging
-        self.evidence = LaplaceEvidence(
-            kernel,
-            rows.X,
-            rows.y,
-            likelihood=search.likelihood,
-            offset=search.offset,
-            row_weight=rows.weight,
-        )
+        self.evidence = LaplaceEvidence.of(kernel, rows, search.likelihood, search.offset)
         self.history: list[float] = []
         self.best_loss, self.best_theta = math.inf, self.start
 
     def bounds(self) -> list[tuple[float, float]]:
         """Bounds of z within which every element of theta keeps its own."""
-        low, high = self.limits - self.start
-        return [(low[move > 0].max(), high[move > 0].min()) for move in self.moves.T]
+        return bounds_along(self.moves, *(self.limits - self.start))
 
     def __call__(self, z: np.ndarray) -> tuple[float, np.ndarray]:
         theta = self.start + self.moves @ z
@@ -373,6 +362,11 @@ class _Objective:
         slope = self.centring @ ratios / search.settings.ratio_std
         slope = slope + self.averaging.T @ scales / search.settings.scale_std
         return 0.5 * float(ratios @ ratios + scales @ scales), slope
+
+
+def bounds_along(moves: np.ndarray, low: np.ndarray, high: np.ndarray) -> list[tuple[float, float]]:
+    """Bounds of z (n_moves,) within which the changes ``moves z`` are between low and high (p,)."""
+    return [(low[move > 0].max(), high[move > 0].min()) for move in moves.T]
 
 
 def directions(kernel, max_free: int) -> np.ndarray:

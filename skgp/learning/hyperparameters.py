@@ -230,7 +230,7 @@ def robust_hyperparameters(
     candidates = random_rows(len(data), settings.max_candidates, generator).to(data.y.device)
     residual = _median_residual(data, candidates)
     if len(everyone) < 2 or all(kernel.n_dims == 0 for kernel in kernels):
-        return HyperparameterFit(kernels[0]), _scale(data, residual)
+        return HyperparameterFit(kernels[0]), float(data.weighted_mean(residual.abs()))
     good = _inliers(residual, data.weight)
     for _ in range(defaults.OUTLIER_ROUNDS):
         kept = everyone[good]
@@ -243,7 +243,7 @@ def robust_hyperparameters(
         if recorder.stopped or (good != before).double().mean() <= defaults.OUTLIER_CHANGED:
             break
         kernels = [fit.kernel]
-    return fit, _scale(data, residual)
+    return fit, float(data.weighted_mean(residual.abs()))
 
 
 def _merged(data: Data) -> Data:
@@ -281,13 +281,6 @@ def _quantile(values: Tensor, weight: Tensor, level: float) -> Tensor:
     # Sums of weights are rounded; a level that one of them meets must not fall short of it.
     index = torch.searchsorted(below, below[-1] * level * (1 - 1e-12))
     return ordered[index]
-
-
-def _scale(data: Data, residual: Tensor) -> float:
-    """Mean absolute residual an observation."""
-    if data.weight is None:
-        return float(residual.abs().mean())
-    return float((data.weight * residual.abs()).sum() / data.weight.sum())
 
 
 def _inliers(residual: Tensor, weight: Tensor | None = None) -> Tensor:

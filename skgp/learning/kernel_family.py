@@ -98,13 +98,8 @@ class Family:
     def grouped(self, members: np.ndarray) -> np.ndarray:
         """The same with two groups of length scales: `members` of theta, and the others."""
         groups = np.arange(len(self.start))
-        groups[self.scales] = self.scales[-1] if len(self.scales) else 0
-        groups[members] = members[0] if len(members) else 0
-        return (
-            np.unique(groups, return_inverse=True)[1]
-            if len(self.scales)
-            else np.arange(len(groups))
-        )
+        groups[self.scales], groups[members] = self.scales[-1:], members[:1]
+        return np.unique(groups, return_inverse=True)[1]
 
     def at(self, theta: np.ndarray) -> tuple[float, np.ndarray, EvidenceAt]:
         """Loss and gradient in nats, and what the evidence yields."""

@@ -39,9 +39,9 @@ from skgp.kernels.scales import (
 )
 from skgp.learning import defaults
 from skgp.learning.amplitude import AmplitudeProblem, some_columns, without_own
-from skgp.learning.calibration import choose_moderation, class_codes
+from skgp.learning.calibration import choose_moderation
 from skgp.learning.laplace_evidence import LaplaceEvidence, laplace_predict
-from skgp.learning.selection import improves
+from skgp.learning.selection import class_codes, improves
 from skgp.likelihoods import Bernoulli
 from skgp.linalg.runtime import Callback
 from skgp.optim.stopping import StopRecorder
@@ -95,7 +95,7 @@ def rescale_few(
         if candidate is None or recorder.stopped or recorder.n_calls == defaults.LEFT_OUT_TRIALS:
             return math.inf
         losses, _ = left_out_losses(candidate, few, likelihood, offset)
-        value = float(few.weighted_sum(losses)) / few.total
+        value = float(few.weighted_mean(losses))
         recorder(0, {"loss": value})
         return value + _surprise(place) / few.total if math.isfinite(value) else math.inf
 
@@ -120,9 +120,8 @@ def left_out_losses(
     By Laplace's approximation, and the moderation of the posterior variance that predicts best.
     """
     X, Y = data.X, data.y
-    model: dict[str, Any] = {"likelihood": likelihood, "offset": offset}
     try:
-        fit = LaplaceEvidence(kernel, X, Y, row_weight=data.weight, **model).fit(kernel.theta)
+        fit = LaplaceEvidence.of(kernel, data, likelihood, offset).fit(kernel.theta)
     except ValueError:  # a covariance that overflowed
         return torch.full_like(Y[:, 0], math.inf), 1.0
     mean, variance = laplace_predict(fit, kernel, X, X)
@@ -167,27 +166,25 @@ def _lowest(loss: Callable[[tuple[int, int]], float]) -> tuple[int, int]:
 
 def refine_length_scales(
     kernel,
-    X: Tensor,
-    Y: Tensor,
+    data: Data,  # float64; y (n, c)
     likelihood: Bernoulli,
     *,
     offset: Tensor,
-    row_weight: Tensor | None = None,
     generator: torch.Generator,
     callback: Callable[[int, dict], bool | None] | None = None,
 ):
     """Multiply all free length scales by the factor that predicts held-out data best.
 
-    A basis of moderate size is fitted to some ten thousand of the observations X (n, d), float64,
-    with labels Y (n, c), at two to five factors of the root of 2, every time for several amplitudes
-    at once: each ``O(16000 (1200^2 + 1200 d))``. The kernel stays as it is where it has no free
+    A basis of moderate size is fitted to some ten thousand of the observations at two to five
+    factors of the root of 2, every time for several amplitudes at once: each
+    ``O(16000 (1200^2 + 1200 d))``. The kernel stays as it is where it has no free
     length scale, where there are fewer than 5000 observations, or where no factor is better by more
     than its standard error. The callback is told the number of factors tried and the loss in nats
     an observation; True ends the search with the best so far.
     """
-    if len(X) < defaults.SCALE_ROWS or scaled(kernel, 0.9) is None:
+    if len(data) < defaults.SCALE_ROWS or scaled(kernel, 0.9) is None:
         return kernel
-    trial = _Trial(X, Y, likelihood, offset, row_weight, generator)
+    trial = _Trial(data, likelihood, offset, generator)
     best, best_kernel = trial.density(kernel), kernel
     n_tried = 1
     for step in (1 / defaults.SCALE_STEP, defaults.SCALE_STEP):
@@ -224,16 +221,16 @@ def scaled(kernel, factor: float):
 class _Trial:
     """Observations on which every factor is tried; the first ones are held out."""
 
-    def __init__(self, X, Y, likelihood, offset, row_weight, generator):
-        n = len(X)
+    def __init__(self, data: Data, likelihood, offset: Tensor, generator: torch.Generator):
+        n = len(data)
         self.n_held_out = min(defaults.SCALE_HELD_OUT, n // 4)
         order = torch.randperm(n, generator=generator, device=generator.device)
-        order = order[: self.n_held_out + defaults.SCALE_TRAINING].to(X.device)
-        columns = some_columns(Y)
+        some, columns = order[: self.n_held_out + defaults.SCALE_TRAINING], some_columns(data.y)
         self.seed = int(torch.randint(2**31 - 1, (), generator=generator, device=generator.device))
-        self.X, self.Y, self.offset = X[order], Y[order][:, columns], offset[columns]
+        data = data.take(some)
+        self.X, self.Y, self.offset = data.X, data.y[:, columns], offset[columns]
         self.likelihood = likelihood
-        self.weight = (torch.ones_like(X[:, 0]) if row_weight is None else row_weight)[order]
+        self.weight = torch.ones_like(data.X[:, 0]) if data.weight is None else data.weight
 
     def density(self, kernel) -> Tensor:
         """Weighted held-out log densities, at the best amplitude, shape (p,)."""

@@ -34,6 +34,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from skgp.data import Data
 from skgp.kernels.expression import split_noise
 from skgp.kernels.gram import gram, gram_diag
 from skgp.kernels.pairwise import GramWithGradient
@@ -69,31 +70,25 @@ class LaplaceEvidence:
     .. math:: \frac{d \log q}{d K} = \tfrac12 (a a^T - R) + \tfrac12 (u a^T + a u^T),
               \qquad u = (I - R K) s.
 
-    The last term is the motion of the mode. The kernel, without WhiteKernel, is of X (n, d); Y
-    (n, c) are labels -1 and +1, `offset` (c,) the constants of the latent functions and
-    `row_weight` (n,), not negative, factors of the log-likelihoods. A `gram`
-    (:func:`skgp.kernels.training.training_gram`) stands for kernel and X, noise included.
-    ``O(c n^3)`` time: a few Cholesky factorisations a column and one inverse; ``O(n^2)`` memory.
+    The last term is the motion of the mode. `gram` gives K at theta, noise included
+    (:func:`skgp.kernels.training.training_gram`); Y (n, c) are labels -1 and +1, `offset` (c,) the
+    constants of the latent functions and `weight` (n,), not negative, factors of the
+    log-likelihoods. ``O(c n^3)`` time: a few Cholesky factorisations a column and one inverse;
+    ``O(n^2)`` memory.
     """
 
     def __init__(
         self,
-        kernel,
-        X: Any,
+        gram: Any,
         Y: Tensor,
-        *,
-        likelihood,
+        likelihood: Any,
         offset: Tensor | None = None,
-        row_weight: Tensor | None = None,
-        gram: Any = None,
+        weight: Tensor | None = None,
         max_newton: int = MAX_NEWTON,
     ) -> None:
-        if gram is None:
-            check_no_noise(kernel)
-        self._gram = GramWithGradient(kernel, X) if gram is None else gram
-        self._max_newton = max_newton
+        self._gram, self._max_newton = gram, max_newton
         self.offset = Y.new_zeros(Y.shape[1]) if offset is None else offset
-        weight = torch.ones_like(Y[:, 0]) if row_weight is None else row_weight
+        weight = torch.ones_like(Y[:, 0]) if weight is None else weight
         labels, offsets = Y.mT.contiguous(), self.offset
         if self._gram.few:
             labels, offsets, weight = (each.cpu() for each in (labels, offsets, weight))
@@ -104,6 +99,13 @@ class LaplaceEvidence:
         #: Of each column at the last theta; the next is sought from its g, which changes far less
         #: when K is scaled than K K_old^-1 g_old, so that this and not alpha is gone on from.
         self.modes = [column.start for column in self._columns]
+
+    @staticmethod
+    def of(kernel, data: Data, likelihood: Any, offset: Tensor | None = None) -> "LaplaceEvidence":
+        """Of a kernel without WhiteKernel and observations in float64."""
+        check_no_noise(kernel)
+        gram = GramWithGradient(kernel, data.X)
+        return LaplaceEvidence(gram, data.y, likelihood, offset, data.weight)
 
     @torch.no_grad()
     def __call__(self, theta: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -76,8 +76,8 @@ def _standardised(data: Data, likelihood) -> Data:
     offset = None if data.offset is None else data.offset.mT
     f = likelihood.at(offset).gaussian_targets(data.y.reshape(len(data), -1).mT)  # (c, n)
     f = torch.arange(1.0, len(f) + 1, dtype=f.dtype) @ f
-    f = f - data.weighted_sum(f) / data.total
-    scale = float((data.weighted_sum(f.square()) / data.total).sqrt()) or 1.0
+    f = f - data.weighted_mean(f)
+    scale = float(data.weighted_mean(f.square()).sqrt()) or 1.0
     numbers = replace(data, y=f / scale)
     if data.weight is not None:  # as rows given so often
         scatter = torch.zeros_like(data.weight) if data.scatter is None else data.scatter
@@ -130,7 +130,7 @@ def search_by_numbers(
     The noise that the kernels have, if any, is replaced; y is (n,).
     """
     numbers = latent_numbers(data, likelihood)
-    variance = float(numbers.weighted_sum(numbers.y.square()) / numbers.total) or 1.0
+    variance = float(numbers.weighted_mean(numbers.y.square())) or 1.0
     return fit_hyperparameters(
         [_of_variance(kernel, numbers.X, variance) for kernel in kernels],
         numbers,
@@ -145,21 +145,17 @@ def latent_numbers(data: Data, likelihood: Likelihood) -> Data:
 
     A weight is that of the observation times its precision over the mean of these.
     """
-    made = likelihood.at(None if data.offset is None else data.offset[:, 0])
+    made = likelihood.at(data.log_exposure)
     f, precision = made.gaussian_observations(data.y)
-    share = precision / _mean(precision, data)
-    mean = _mean(share * f, data)
-    spread = _mean(share * (f - mean).square(), data)
+    share = precision / data.weighted_mean(precision)
+    mean = data.weighted_mean(share * f)
+    spread = data.weighted_mean(share * (f - mean).square())
     shrunk = mean + (f - mean) * precision / (precision + NUMBERS_SHRUNK / spread)
     information = made.fisher_information(torch.where(spread > 0, shrunk, f))
-    weight = information / _mean(information, data)
+    weight = information / data.weighted_mean(information)
     weight = weight if data.weight is None else weight * data.weight
     data = replace(data, weight=weight, offset=None)
-    return replace(data, y=f - _mean(f, data))
-
-
-def _mean(values: Tensor, data: Data) -> Tensor:
-    return data.weighted_sum(values) / data.total
+    return replace(data, y=f - data.weighted_mean(f))
 
 
 def _of_variance(kernel, X: Tensor, variance: float) -> Any:

@@ -144,8 +144,12 @@ def _choose_basis(asked: Plan, n: int, kernel, fits: bool) -> tuple[str, str]:
         if spectral:
             return "fourier", f"{n} rows are too many for a dense factor"
         return "inducing", no_density
-    if fits or asked.solver == "cg" or not spectral:
-        return "inducing", f"the kernel matrix of {n} rows fits in memory" if fits else "solver"
+    if fits:
+        return "inducing", f"the kernel matrix of {n} rows fits in memory"
+    if asked.solver == "cg":
+        return "inducing", "solver='cg' is for kernel matrices"
+    if not spectral:
+        return "inducing", no_density
     return "fourier", f"the kernel matrix of {n} rows does not fit in memory"
 
 

@@ -132,10 +132,14 @@ def _standard_error(difference: np.ndarray, w: np.ndarray) -> float:
 # --------------------------------------------------------------------------- folds, held-out rows
 
 
+def class_codes(Y: Any) -> Any:
+    """A number for the class of each row of Y (n, c), array or tensor, in {-1, +1}, shape (n,)."""
+    return Y[:, 0] if Y.shape[1] == 1 else Y.argmax(1)
+
+
 def stratum(y: Tensor) -> tuple[Tensor, bool]:
     """What to stratify targets (n, c) by, and whether that is classes, as labels -1 and +1 are."""
-    target = y[:, 0] if y.shape[1] == 1 else y.argmax(1)
-    return target, y.shape[1] > 1 or bool((y.abs() == 1).all())
+    return class_codes(y), y.shape[1] > 1 or bool((y.abs() == 1).all())
 
 
 def held_out_rows(

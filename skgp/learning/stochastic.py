@@ -37,12 +37,13 @@ from skgp.inference.weights.posterior import (
     WeightGaussian,
 )
 from skgp.kernels.spectral import FourierFeatures
-from skgp.learning.calibration import choose_moderation, class_codes, mean_scores
+from skgp.learning.calibration import choose_moderation, mean_scores
 from skgp.learning.defaults import CALIBRATION_ROWS, DIVERGED, MAX_RESTARTS, MODERATION_ROWS
 from skgp.learning.plan import Fit, Options, Plan, Problem
-from skgp.learning.selection import held_out_rows, hold_out
+from skgp.learning.selection import class_codes, held_out_rows, hold_out
 from skgp.linalg import NumericalWarning, warn_caller
 from skgp.optim import host_generator
+from skgp.optim.stopping import settled
 
 
 def fit_stochastic(problem: Problem, plan: Plan, previous: SGDState | None) -> Fit:
@@ -263,9 +264,8 @@ def fit_stochastic_classifier(
     sgd = _settings(o, o.learning_rate, o.learn_hyperparameters and plan.basis == "fourier")
     solver = LikelihoodSolver(X, Y, basis, state, sgd, generator, likelihood, bound=o.bound)
     losses = solver.run(watch)["loss"]
-    last = losses[-(-len(losses) * 9 // 10) :] or losses
     fit = _classifier_fit(kernel, plan, basis, state, losses)
-    fit.elbo, fit.state = -sum(last) / len(last), state.to("cpu")
+    fit.elbo, fit.state = -settled(losses), state.to("cpu")
     if len(X_held):
         mean, variance = fit.posterior.mean_and_variance(X_held)
         ones = torch.ones_like(mean[:, 0])

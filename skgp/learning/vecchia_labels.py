@@ -75,9 +75,8 @@ def fit_labels(
     dense = ClassificationSettings(rescales=rescales, scale_std=settings.scale_std)
     shared: dict[str, Any] = {"generator": generator, "callback": recorder}
     model = likelihood, offset, generator
-    given: dict[str, Any] = {"offset": offset, "likelihood": likelihood, "row_weight": data.weight}
     found = fit_classification_hyperparameters(
-        kernels, data.X, data.y, settings=dense, **given, **shared
+        kernels, data, offset=offset, likelihood=likelihood, settings=dense, **shared
     )
     n_inducing = inducing_by_default(settings, *data.y.shape)
     if recorder.stopped or alone:
@@ -211,6 +210,6 @@ class _HeldOut:
             posterior.draw(mode.root, mode.hessian)
             mean, var = posterior.mean_and_variance(rows.X)
         moderation, losses = choose_moderation(likelihood, rows.y, mean, var, rows.weight)
-        loss = float(rows.weighted_sum(losses[moderation])) / rows.total
+        loss = float(rows.weighted_mean(losses[moderation]))
         self.recorder.tell(loss)
         return _Trial(kernel, problem, losses[moderation], loss, mean)

@@ -30,6 +30,7 @@ from skgp.inference.vecchia.latent_posterior import LatentPosterior
 from skgp.inference.vecchia.root import VecchiaRoot
 from skgp.kernels.expression import split_noise
 from skgp.learning import defaults
+from skgp.learning.classification_hyperparameters import bounds_along
 from skgp.learning.local.hyperparameters import search_hyperparameters
 from skgp.learning.search import HyperparameterFit, SearchSettings
 from skgp.learning.vecchia import VecchiaSettings, choose_inducing, neighbors_of
@@ -272,8 +273,7 @@ def _climbed(
 ) -> tuple[np.ndarray, float]:
     """Where L-BFGS-B along the moves (p, n_moves) finds the least loss within limits (p, 2)."""
     start = start.clip(*limits.T)
-    gaps = limits - start[:, None]
-    bounds = np.array([(gaps[on, 0].max(), gaps[on, 1].min()) for on in (moves > 0).T])
+    bounds = np.array(bounds_along(moves, *(limits.T - start)))
 
     def loss(z: np.ndarray) -> tuple[float, np.ndarray]:
         value, gradient = objective(start + moves @ z)

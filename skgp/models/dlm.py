@@ -177,7 +177,7 @@ def _relative_to(state: SparseState, data: Data, objective: Objective) -> Object
     if objective.learn_likelihood:
         with torch.no_grad():
             return replace(objective, unit=evidence_ratio(statistics(state.kernel, data, state.Z)))
-    prior = data.weighted_sum(gram_diag(state.kernel, data.X)) / data.total
+    prior = data.weighted_mean(gram_diag(state.kernel, data.X))
     noise = objective.likelihood.gaussian_noise(state.likelihood)
     return replace(objective, unit=float(noise / prior))
 

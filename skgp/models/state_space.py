@@ -207,14 +207,11 @@ def _knots(kernel: Any, times: Tensor, n_inducing: int | str | None) -> Tensor |
 
 def fit_additive(
     kernels: Sequence[Any],
-    X: Tensor,
-    y: Tensor,
-    weight: Tensor | None,
+    data: Data,
     likelihood: Likelihood,
     *,
     offset: float,
     posterior: str = "mean_field",
-    log_exposure: Tensor | None = None,
     bins: Bins | None = None,
     n_bins: int = 512,
     **search: Any,
@@ -230,19 +227,14 @@ def fit_additive(
     ----------
     kernels : sequence of Kernel
         One a column, without noise; the search starts from their hyper-parameters.
-    X : Tensor of shape (n, c)
-        float64, finite.
-    y : Tensor of shape (n,)
-    weight : Tensor of shape (n,) or None
-        A weight of 2 counts as two rows.
+    data : Data
+        float64, finite; X (n, c), y (n,).
     likelihood : Likelihood
     offset : float
         Prior mean of the sum.
     posterior : {"auto", "mean_field", "joint"}, default="mean_field"
         A product over the components, or exact. "auto" is exact where the noise is Gaussian or
         there are at most 3000 rows.
-    log_exposure : Tensor of shape (n,), optional
-        Of counts.
     bins : Bins, optional
         Instead of those of X; then rows are put in bins, however few.
     n_bins : int, default=512
@@ -256,28 +248,27 @@ def fit_additive(
     ValueError
         If a kernel has no state-space form that can be summed.
     """
-    gaussian, few = likelihood.is_gaussian, len(X) <= FEW_ADDITIVE_ROWS
+    gaussian, few = likelihood.is_gaussian, len(data) <= FEW_ADDITIVE_ROWS
     joint = posterior == "joint" or (posterior == "auto" and (gaussian or few))
     if search.get("optimise", True) and search.get("prior") is None:
-        exposure = None if log_exposure is None else log_exposure[:, None]
-        rows_of = Data(X, y, weight, offset=exposure)
-        search["others"] = partial(column_starts, kernels, rows_of, likelihood)
+        search["others"] = partial(column_starts, kernels, data, likelihood)
     few = few and bins is None
-    bins = make_bins(X, weight, n_bins=n_bins) if bins is None else bins
-    given: dict[str, Any] = {"weight": weight, "offset": offset, "log_exposure": log_exposure}
+    bins = make_bins(data.X, data.weight, n_bins=n_bins) if bins is None else bins
+    given: dict[str, Any] = {"y": data.y, "weight": data.weight, "offset": offset}
+    given["log_exposure"] = data.log_exposure
     objective: Any
     if joint and few:
-        rows = DistinctRows.of(X, y=y, **given)
+        rows = DistinctRows.of(data.X, **given)
         sharp = gaussian and _is_sharp(kernels, rows, likelihood, search.get("parameters"))
         if sharp or rows.x.shape[1] <= len(bins.values):
             elbo = partial(RowsElbo, likelihood=likelihood, search_tol=search.get("tol", 0.0))
             return _climb(kernels, (RowsEvidence if gaussian else elbo)(rows), likelihood, **search)
     if gaussian:
-        statistics = AdditiveStatistics.empty(bins, origin=float(y.mean()))
-        statistics.add(X, y, weight)
+        statistics = AdditiveStatistics.empty(bins, origin=float(data.y.mean()))
+        statistics.add(data.X, data.y, data.weight)
         objective = BinnedEvidence(statistics, offset, joint)
     else:
-        binned = BinnedRows(bins=bins, index=bins.index(X), joint=joint, y=y, **given)
+        binned = BinnedRows(bins=bins, index=bins.index(data.X), joint=joint, **given)
         objective = RowsElbo(binned, likelihood)
     return _climb(kernels, objective, likelihood, **search)
 

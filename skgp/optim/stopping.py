@@ -44,6 +44,12 @@ class Plateau:
         return self.n_without_fall >= self.patience
 
 
+def settled(losses: list[float]) -> float:
+    """Mean of the last tenth of an iteration's noisy losses; 0 of none."""
+    last = losses[-(-len(losses) * 9 // 10) :] or losses
+    return sum(last) / max(len(last), 1)
+
+
 class LossPlateau:
     r"""Stop when the smoothed loss no longer falls.
 

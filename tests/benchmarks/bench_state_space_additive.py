@@ -19,6 +19,7 @@ from sklearn.linear_model import Ridge
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
+from skgp.data import Data
 from skgp.kernels import gram
 from skgp.likelihoods import Gaussian
 from skgp.models.state_space import fit_additive
@@ -40,7 +41,7 @@ def fit(X, y, **options):
     kernels = [0.1 * Matern(s, (1e-3 * s, 1e3 * s), nu=1.5) for s in X.std(0).tolist()]
     family = Gaussian(0.9, bounds=(1e-6, 10.0))
     options["offset"] = float(y.mean())
-    return seconds_of(lambda: fit_additive(kernels, X, y, None, family, **options))
+    return seconds_of(lambda: fit_additive(kernels, Data(X, y), family, **options))
 
 
 def report(name, y, mean, var, seconds):

@@ -4,6 +4,7 @@ import pytest
 import torch
 from sklearn.gaussian_process.kernels import RBF
 
+from skgp.data import Data
 from skgp.inference.neighbors import assembly
 from skgp.learning.laplace_evidence import LaplaceEvidence
 from skgp.likelihoods import Bernoulli
@@ -91,7 +92,7 @@ def test_the_labels_of_all_classes_cross_together(n_classes):
     Y = 2 * torch.nn.functional.one_hot(torch.arange(20) % n_classes).double() - 1
     with PRETENDED.entered() as counts:
         X, Y = X.to("cuda"), Y.to("cuda")
-        evidence = LaplaceEvidence(RBF(), X, Y, likelihood=Bernoulli("probit"))
+        evidence = LaplaceEvidence.of(RBF(), Data(X, Y), Bernoulli("probit"))
         made = counts["to_host"]
         assert made <= 4
         evidence(RBF().theta)

@@ -7,6 +7,7 @@ import pytest
 import torch
 from sklearn.gaussian_process.kernels import RBF
 
+from skgp.data import Data
 from skgp.estimators._reduction import (
     INITIALISERS,
     class_centres,
@@ -24,8 +25,15 @@ def X(rng):
     return rng.standard_normal((2000, 2))
 
 
-def centres(X, n_points, kernel, **options):
-    return cluster_centres(X, n_points, kernel, random_state=np.random.RandomState(0), **options)
+def data_of(*arrays):
+    """Rows and their weights; the targets do not matter."""
+    X, *weight = map(torch.from_numpy, arrays)
+    return Data(X, X[:, 0], *weight)
+
+
+def centres(X, n_points, kernel, *weight):
+    data = data_of(X, *weight)
+    return cluster_centres(data, n_points, kernel, random_state=np.random.RandomState(0))
 
 
 def unexplained(kernel, X, Z):
@@ -83,7 +91,7 @@ def test_cluster_centres_of_few_distinct_rows_are_those_rows(X):
 
 def test_cluster_centres_lean_to_rows_of_weight(X):
     weight = np.where(X[:, 0] > 0, 1.0, 1e-6)
-    Z = centres(X, 40, RBF(0.5), sample_weight=weight)
+    Z = centres(X, 40, RBF(0.5), weight)
     even = centres(X, 40, RBF(0.5))
     assert (Z[:, 0] > 0).mean() > (even[:, 0] > 0).mean() + 0.1
 
@@ -113,7 +121,7 @@ def test_distinct_rows_are_the_first_of_each():
 
 def points(X, n_points, kernel, seed=0, **options):
     random_state = np.random.RandomState(seed)
-    return inducing_points(X, n_points, kernel, random_state=random_state, **options)
+    return inducing_points(data_of(X), n_points, kernel, random_state=random_state, **options)
 
 
 def are_rows(Z, X):
@@ -168,23 +176,23 @@ def test_clusters_are_of_each_class_by_itself():
     rng = np.random.default_rng(0)
     labels = rng.permutation(np.r_[np.zeros(300, int), np.ones(99, int), 3])
     X = np.column_stack([np.arange(400.0), labels])
-    Z = class_centres(X, labels, 40, RBF(50.0), random_state=np.random.RandomState(0))
+    Z = class_centres(data_of(X), labels, 40, RBF(50.0), random_state=np.random.RandomState(0))
     classes, sizes = np.unique(Z[:, 1], return_counts=True)
     np.testing.assert_array_equal(classes, [0, 1, 3])  # of class 2 there are no rows
     np.testing.assert_array_equal(sizes, [30, 10, 1])
     # All rows, and each of them once, where they are no more.
     twice = np.tile(np.arange(20), 2)
     options = {"random_state": np.random.RandomState(0)}
-    Z = class_centres(X[twice], labels[twice], 20, RBF(), **options)
+    Z = class_centres(data_of(X[twice]), labels[twice], 20, RBF(), **options)
     np.testing.assert_array_equal(Z, X[:20])
 
 
 def test_clusters_follow_the_weights_of_the_classes():
     X = np.random.default_rng(0).standard_normal((200, 2))
     labels = np.repeat([0, 1], 100)
-    options = {"sample_weight": 1.0 + 2 * labels, "random_state": np.random.RandomState(0)}
     X[100:, 0] += 100
-    Z = class_centres(X, labels, 40, RBF(), **options)
+    data = data_of(X, 1.0 + 2 * labels)
+    Z = class_centres(data, labels, 40, RBF(), random_state=np.random.RandomState(0))
     assert (Z[:, 0] > 50).sum() == 30 and len(Z) == 40
 
 

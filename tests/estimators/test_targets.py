@@ -5,6 +5,7 @@ from functools import partial
 
 import numpy as np
 import pytest
+import torch
 from scipy import stats
 from sklearn.base import BaseEstimator, clone
 from sklearn.gaussian_process import GaussianProcessRegressor as ScikitLearn
@@ -15,6 +16,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 from skgp import QSGPRegressor, SWSGPRegressor, VecchiaGPRegressor
+from skgp.data import Data
 from skgp.displays import CoverageDisplay, PredictiveBandDisplay
 from skgp.estimators import log_predictive_density_scorer
 from skgp.estimators._reduction import components_predict_better
@@ -214,7 +216,8 @@ def test_a_projection_is_judged_by_all_targets(gains, data):
         def log_predictive_density(self, X, y):
             return np.zeros_like(y) + (0.0 if self.projection is None else gains)
 
-    assert components_predict_better(Judged(), data[0], data[1][:, :2]) == (sum(gains) > 0)
+    given = Data(torch.from_numpy(data[0]), torch.from_numpy(data[1][:, :2]))
+    assert components_predict_better(Judged(), given, 0) == (sum(gains) > 0)
 
 
 def test_targets_scored_are_those_of_the_fit(data):

@@ -10,6 +10,7 @@ from scipy.special import logit
 from sklearn.gaussian_process import GaussianProcessClassifier
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel, Matern, WhiteKernel
 
+from skgp.data import Data
 from skgp.learning import classification_hyperparameters
 from skgp.learning.classification_hyperparameters import (
     ClassificationSettings,
@@ -57,12 +58,12 @@ def ard(d=2, start=1.0, nu=np.inf):
     return ConstantKernel(2.0, (1e-3, 1e5)) * shape
 
 
-def search(kernels, X, Y, seed=0, settings=QUICK, **kwargs):
+def search(kernels, X, Y, seed=0, settings=QUICK, row_weight=None, **kwargs):
     kwargs.setdefault("offset", base_rate(Y))
     kwargs.setdefault("likelihood", Bernoulli("logit"))
     generator = torch.Generator().manual_seed(seed)
     return fit_classification_hyperparameters(
-        kernels, X, Y, generator=generator, settings=settings, **kwargs
+        kernels, Data(X, Y, row_weight), generator=generator, settings=settings, **kwargs
     )
 
 

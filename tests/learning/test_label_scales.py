@@ -125,10 +125,10 @@ def test_digits_are_told_apart_by_a_kernel_that_labels_left_out_choose():
 # ---- many observations ------------------------------------------------------------------------
 
 
-def refine(kernel, X, Y, **options):
+def refine(kernel, X, Y, row_weight=None, **options):
     generator = torch.Generator().manual_seed(1)
     return refine_length_scales(
-        kernel, X, Y, Bernoulli(), offset=ZERO, generator=generator, **options
+        kernel, Data(X, Y, row_weight), Bernoulli(), offset=ZERO, generator=generator, **options
     )
 
 

@@ -6,6 +6,7 @@ import torch
 from sklearn.gaussian_process import GaussianProcessClassifier
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel, Matern, WhiteKernel
 
+from skgp.data import Data
 from skgp.kernels import pairwise
 from skgp.learning import laplace_evidence
 from skgp.learning.laplace_evidence import LaplaceEvidence, laplace_predict
@@ -38,10 +39,10 @@ def labelled(n=40, c=1, seed=0):
     return torch.tensor(X), torch.tensor(Y)
 
 
-def evidence(kernel, X, Y, *, link="logit", **kwargs):
+def evidence(kernel, X, Y, *, link="logit", offset=None, row_weight=None):
     """Of labels or, where the link is "exp", of counts 0 and 2."""
     likelihood, Y = (Poisson(link), Y + 1) if link == "exp" else (Bernoulli(link), Y)
-    return LaplaceEvidence(kernel, X, Y, likelihood=likelihood, **kwargs)
+    return LaplaceEvidence.of(kernel, Data(X, Y, row_weight), likelihood, offset)
 
 
 def value(kernel, *args, **kwargs):

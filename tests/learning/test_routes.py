@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from scipy import stats
-from sklearn.gaussian_process.kernels import RBF, Matern
+from sklearn.gaussian_process.kernels import RBF, DotProduct, Matern
 
 from skgp import QSGPRegressor
 from skgp.data import Data
@@ -156,6 +156,18 @@ def test_log_density_of_several_targets_is_the_mean_of_theirs():
     var = 1 - (solved * K[50:, :50]).sum(1) + 0.1 / rows.weight.numpy()
     law = stats.norm(solved @ kept.y.numpy(), var[:, None] ** 0.5)
     assert found == pytest.approx(law.logpdf(rows.y).mean(), abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("asked", "kernel", "reason"),
+    [
+        (Plan(), DotProduct(), "the kernel has no spectral density"),
+        (Plan(solver="cg"), RBF(), "solver='cg' is for kernel matrices"),
+    ],
+)
+def test_the_reason_for_a_kernel_matrix_beyond_memory_is_told(asked, kernel, reason):
+    with memory_limit(1e7):
+        assert routes.resolve(asked, 100_000, kernel).reason == reason
 
 
 def test_neighbours_can_be_asked_for():

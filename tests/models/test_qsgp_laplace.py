@@ -5,7 +5,7 @@ import pytest
 import torch
 from sklearn.gaussian_process.kernels import RBF
 
-from skgp.data import distinct_observations
+from skgp.data import Data
 from skgp.inference.weights.bases import WhitenedInducingBasis
 from skgp.inference.weights.design import StreamedDesign
 from skgp.inference.weights.robust import fit_robust
@@ -31,7 +31,8 @@ def sine(n=80, weighted=False):
     X = np.sort(rng.uniform(-3, 3, (n, 1)), axis=0)
     y = np.sin(2 * X[:, 0]) + 0.1 * rng.laplace(size=n)
     weight = rng.uniform(0.5, 3, n) if weighted else None
-    return distinct_observations(X, y, weight, CPU)
+    data = Data(*map(torch.from_numpy, (X, y, *[weight] * weighted)))
+    return data.merged(any_likelihood=True)
 
 
 @pytest.mark.parametrize("weighted", [False, True])

@@ -6,6 +6,7 @@ import torch
 from sklearn.gaussian_process.kernels import RBF, Matern, WhiteKernel
 
 from skgp import StateSpaceGPRegressor
+from skgp.data import Data
 from skgp.inference.markov.series import make_series
 from skgp.inference.markov.smoother import evidence
 from skgp.kernels import SHO, Cosine, LocalLinearTrend, state_space
@@ -197,9 +198,9 @@ def test_what_does_not_take_trends_says_so():
         options = {"offsets": [0.0], "n_inducing": 5, "learn": False}
         fit_series([trend], [series], Gaussian(NOISE), **options)
     with pytest.raises(ValueError, match="an additive model needs a stationary"):
-        fit_additive([trend], x[:, None], y, None, Gaussian(NOISE), offset=0.0)
+        fit_additive([trend], Data(x[:, None], y), Gaussian(NOISE), offset=0.0)
     with pytest.raises(ValueError, match="additive models do not take"):
-        fit_additive([SHO()], x[:, None], y, None, Gaussian(NOISE), offset=0.0)
+        fit_additive([SHO()], Data(x[:, None], y), Gaussian(NOISE), offset=0.0)
     with pytest.raises(ValueError, match="add the trend"):
         state_space(trend * Matern())
     with pytest.raises(ValueError, match="give all one origin"):

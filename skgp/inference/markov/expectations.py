@@ -30,17 +30,18 @@ def likelihood_gradient(
     parameters: Tensor,
     rows: tuple[Tensor, Tensor, Tensor],
     weighted: Callable[[Tensor], Tensor],
+    log_exposure: Tensor | None,
 ) -> Tensor:
     """Gradient of the expected log-density in the parameters (p,) of the likelihood.
 
-    `rows` are targets, means and variances of f, (n,) each; `weighted` maps values of the rows (n,)
-    to values that add up to their weighted sum.
+    `rows` are targets, means and variances of f, (n,) each, as `log_exposure` of counts; `weighted`
+    maps values of the rows (n,) to values that add up to their weighted sum.
     """
     if not parameters.numel():
         return parameters
     leaf = parameters.detach().requires_grad_()
     with torch.enable_grad():
-        expected = likelihood.with_parameters(leaf).expected_log_prob(*rows)
+        expected = likelihood.with_parameters(leaf).at(log_exposure).expected_log_prob(*rows)
         return torch.autograd.grad(weighted(expected).sum(), leaf)[0]
 
 

@@ -181,10 +181,9 @@ def make_series(
 
 def _merge(x: Tensor, y: Tensor, weight: Tensor | None, log_exposure: Tensor | None) -> Series:
     """The series of rows in the order of their times."""
-    if len(x) < 2 or bool((x.diff() > 0).all()):
-        return Series(x, None, y, weight, log_exposure=log_exposure)
     times, index = torch.unique_consecutive(x, return_inverse=True)
-    return Series(times, index, y, weight, log_exposure=log_exposure)
+    places = None if len(times) == len(x) else index
+    return Series(times, places, y, weight, log_exposure=log_exposure)
 
 
 @dataclass(frozen=True)

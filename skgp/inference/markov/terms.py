@@ -70,8 +70,11 @@ class Term(TensorState):
         return raw if self.centre is None else raw - constant_like(self.centre, x)
 
     def log_scales(self, theta: Tensor) -> Tensor:
-        """Log standard deviations (q,) of the coefficients; differentiable in theta (t,)."""
-        raise NotImplementedError
+        """Log standard deviations (q,) of the coefficients; differentiable in theta (t,).
+
+        Here of one, left to the data.
+        """
+        return self._wide(1)
 
     def apart(self, x: Tensor, effects: Tensor) -> Tensor:
         """Loadings (n, q) of values x (n,) on draws of N(0, I), where unlike values share none."""
@@ -124,10 +127,6 @@ class Linear(Term):
     def raw(self, x: Tensor) -> Tensor:
         """Features (n, q) of values x (n,)."""
         return x[:, None] / self.scale
-
-    def log_scales(self, theta: Tensor) -> Tensor:
-        """Log standard deviations (q,) of the coefficients."""
-        return self._wide(1)
 
 
 @dataclass(frozen=True)

@@ -116,18 +116,13 @@ def label_targets(labels: Tensor, n_classes: int, dtype: torch.dtype) -> Tensor:
     return 2 * torch.nn.functional.one_hot(labels, n_classes).to(dtype) - 1
 
 
-def label_codes(Y: Tensor) -> Tensor:
-    """The way back from columns of -1 and +1 to labels 0 ... C - 1."""
-    return (Y[:, 0] > 0).long() if Y.shape[1] == 1 else Y.argmax(1)
-
-
-def label_losses(kernel, X: Tensor, Y: Tensor, *, generator: torch.Generator, **options) -> Tensor:
+def label_losses(kernel, data: Data, n_neighbors: int, *, generator: torch.Generator) -> Tensor:
     """How well a kernel kriges labels that are left out, (p,) in nats; less is better.
 
     With the noise, of a grid, under which they are likeliest. The same some 2000 labels or fewer
     for all kernels, each times its weight over their mean.
     """
-    model = _labelled(kernel, X, Y, **options)
+    model = _labelled(kernel, data, n_neighbors)
     left_out = _draw(model, generator, defaults.NOISE_ROWS)
     place = defaults.NOISE_RATIOS.index(defaults.NOISE_START)
     variance = float(gram_diag(model.kernel, model.X).mean())
@@ -143,16 +138,9 @@ def label_losses(kernel, X: Tensor, Y: Tensor, *, generator: torch.Generator, **
     return found[choose(found)]
 
 
-def _labelled(
-    kernel,
-    X: Tensor,
-    Y: Tensor,  # (n, c), columns of -1 and +1
-    *,
-    n_neighbors: int,
-    weight: Tensor | None = None,
-) -> KrigingModel:
-    """Labels as numbers, of any noise; a weight (n,) of 2 is the row twice."""
-    X, targets, weight = merge_rows(X, Y, weight)
+def _labelled(kernel, data: Data, n_neighbors: int) -> KrigingModel:
+    """Labels, columns (n, c) of -1 and +1, as numbers, of any noise."""
+    X, targets, weight = merge_rows(data.X, data.y, data.weight)
     each = X.new_ones(len(X)) if weight is None else weight
     offset = (each[:, None] * targets).sum(0) / each.sum()
     return KrigingModel(kernel, 1.0, X, targets, weight, offset, n_neighbors)
@@ -307,16 +295,10 @@ class _Search:
         self.generator, self.callback, self.n_points = generator, callback, n_points
         self.numbers = _labels_as_numbers(data, generator)
         order = torch.randperm(len(data), generator=generator, device=generator.device)
-        data = data.take(order[:n_points])
-        self.labels: dict[str, Any] = {
-            "X": data.X,
-            "Y": data.y,
-            "n_neighbors": min(n_neighbors, defaults.COMPARED_NEIGHBORS),
-            "weight": data.weight,
-        }
+        self.labels = data.take(order[:n_points]), min(n_neighbors, defaults.COMPARED_NEIGHBORS)
 
     def judged(self, fit: HyperparameterFit, start: Any = None) -> _Trial:
-        losses = label_losses(fit.kernel, **self.labels, generator=self.generator)
+        losses = label_losses(fit.kernel, *self.labels, generator=self.generator)
         return _Trial(fit, start, losses)
 
     def moved(self, start: Any, settings: SearchSettings) -> _Trial:

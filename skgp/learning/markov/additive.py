@@ -16,10 +16,9 @@ from skgp.inference.markov.additive_bins import (
 )
 from skgp.inference.markov.additive_sites import RowsPosterior, condition_rows
 from skgp.inference.markov.additive_states import AdditiveState, binned_state
-from skgp.inference.markov.expectations import likelihood_gradient
-from skgp.inference.markov.sites import climb
+from skgp.inference.markov.sites import SiteFit, climb
 from skgp.learning.markov.defaults import ADDITIVE_TOL, ELBO_TOL, LOST_NATS, SITES_TOL
-from skgp.learning.markov.objectives import ClosedForm, Evaluation, Knots, Processes
+from skgp.learning.markov.objectives import ClosedForm, Knots, Processes, SitesElbo
 from skgp.likelihoods import Likelihood
 
 
@@ -66,11 +65,11 @@ class RowsEvidence(ClosedForm):
         return float(self._rows.weighted(residual**2).sum())
 
 
-class RowsElbo:
-    """ELBO of the Gaussian nearest to the posterior of an additive model, for any likelihood.
+class RowsElbo(SitesElbo):
+    """Of an additive model.
 
-    The sites of an evaluation are where the next one starts; `tol` is theirs, in nats an
-    observation, or `SITES_TOL` of that of the search, if that is more.
+    `tol` is that of the sites, in nats an observation, or `SITES_TOL` of that of the search, if
+    that is more.
     """
 
     def __init__(
@@ -82,20 +81,19 @@ class RowsElbo:
         tol: float = ADDITIVE_TOL,
         search_tol: float = 0.0,
     ) -> None:
-        self.rows, self.likelihood, self.total = rows, likelihood, rows.total
+        super().__init__(rows, likelihood, rows.weighted)
+        self.rows, self.state = rows, rows.state
         self._max_iter, self._tol = max_iter, max(tol, SITES_TOL * search_tol)
-        self._sites: tuple[Tensor, Tensor] | None = None
-        self.state = rows.state
 
-    def __call__(
-        self, dynamics: Processes, parameters: Tensor, knots: Knots = None, *, tol: float = ELBO_TOL
-    ) -> Evaluation:
-        """The ELBO at its best over the sites; minus infinity where it has no digits left."""
+    def find(
+        self, dynamics: Processes, parameters: Tensor, knots: Knots = None, tol: float = ELBO_TOL
+    ) -> SiteFit:
+        """To the tolerance of the sites."""
         bound = AdditiveBound(self.rows, dynamics, self.likelihood.with_parameters(parameters))
-        point = climb(bound, start=self._sites, max_iter=self._max_iter, tol=self._tol)
-        self._sites, q = (point.beta, point.weight), point.posterior
-        rows = self.rows.y, point.mean, point.var
-        slope = likelihood_gradient(self.likelihood, parameters, rows, self.rows.weighted)
+        return climb(bound, start=self.sites, max_iter=self._max_iter, tol=self._tol)
+
+    def value_of(self, found: SiteFit) -> float:
+        """Minus infinity where it has no digits left."""
         # What rounding leaves of an ELBO may be the best of all: a search is to turn back there.
-        lost = point.rounding > LOST_NATS * self.total
-        return Evaluation(-math.inf if lost else point.elbo, q, slope, q.gradients)
+        lost = found.rounding > LOST_NATS * self.total
+        return -math.inf if lost else found.elbo

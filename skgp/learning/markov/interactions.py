@@ -53,7 +53,7 @@ def missed_interaction(
     """
     m, c = len(data), len(kernels)
     K = torch.stack([gram(kernel, data.X) for kernel in kernels])  # (c, m, m)
-    likelihood = likelihood.at(None if data.offset is None else data.offset[:, 0])
+    likelihood = likelihood.at(data.log_exposure)
     least = LEAST_INFORMATION / float(K.sum(0).diagonal().mean())
     noise = 1 / likelihood.fisher_information(mean).clamp(min=least)
     z = mean - offset + noise * likelihood.derivatives(data.y, mean)[0]

@@ -36,7 +36,7 @@ from skgp.learning.markov.search import Climb, Search
 from skgp.likelihoods import Likelihood
 from skgp.linalg.runtime import Callback
 from skgp.optim import LossPlateau, sample_without_replacement
-from skgp.optim.stopping import StopRecorder
+from skgp.optim.stopping import StopRecorder, settled
 
 
 def fit_minibatches(
@@ -78,17 +78,8 @@ def fit_minibatches(
     rate = min(MINIBATCH_RATE, MINIBATCH_REACH / max(max_iter, 1))
     plateau = LossPlateau(tol=tol, patience=MINIBATCH_PATIENCE, smoothing=MINIBATCH_SMOOTHING)
     loop.flat_then_falling(rate, max_iter, share=1.0, stopping=[plateau])
-    found, history = place.detach(), [-each for each in loop.history["loss"]]
-    last = history[-(-len(history) * 9 // 10) :] or history
-    (component,), (theta,) = climb.components, climb.thetas(found)[0]
-    return Search(
-        [component.at(theta.clamp(component.low, component.high))],
-        climb.parameters(found).clone(),
-        objective.total * sum(last) / max(len(last), 1),
-        loop.n_iter,
-        history,
-        climb.knots(found),
-    )
+    losses = loop.history["loss"]
+    return climb.ended(place.detach(), settled(losses), loop.n_iter, losses)
 
 
 class MinibatchElbo:
@@ -161,16 +152,18 @@ class MinibatchElbo:
 
         These are in the parameters of the dynamics (q,), the knots (M,) and the likelihood (p,).
         """
-        likelihood, sites = self.likelihood.at(part.log_exposure), self.sites[j]
+        likelihood = self.likelihood.with_parameters(parameters).at(part.log_exposure)
+        sites = self.sites[j]
         q, share = infer_pairs(rows.chain, sites), cast(Tensor, part.weight)
         mean, var = rows.marginals(q)
         f = part.y, mean + self.offsets[j], var
-        expected, slope, curvature = expectations(likelihood.with_parameters(parameters), *f)
+        expected, slope, curvature = expectations(likelihood, *f)
         weight = -share * curvature  # eqs. 17-20: the sites that these rows ask for
         beta = share * slope + weight * mean
         value = float(share @ expected) - q.kl(sites)
         gradients = rows.gradient(q, beta, weight)
-        of_likelihood = likelihood_gradient(likelihood, parameters, f, lambda v: share * v)
+        place = f, lambda v: share * v, part.log_exposure
+        of_likelihood = likelihood_gradient(self.likelihood, parameters, *place)
         self._move(j, rows.collect(beta, weight), lambda s: infer_pairs(rows.chain, s))
         return value, *gradients, of_likelihood
 

@@ -15,6 +15,7 @@ the components for f, are in :mod:`.additive`.
 
 import copy
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -270,36 +271,56 @@ class GaussianEvidence(ClosedForm):
         return noise * q.misfit(self._centre) + self._squares
 
 
-class VariationalEvidence:
-    """ELBO of the Gaussian process nearest to the posterior of a series, at its best.
+class SitesElbo(ABC):
+    """ELBO of the Gaussian nearest to the posterior, for any likelihood, at its best.
 
-    With knots the process is one that the states there decide. The sites of an evaluation are where
-    the next one starts.
+    The sites of an evaluation are where the next one starts.
     """
 
-    def __init__(self, series: Series, likelihood: Likelihood, offset: float = 0.0) -> None:
-        self.series, self.likelihood, self.offset = series, likelihood, offset
-        self.total = series.total
+    def __init__(
+        self, rows: Any, likelihood: Likelihood, weighted: Callable[[Tensor], Tensor]
+    ) -> None:
+        self.likelihood, self.total = likelihood, rows.total
         self.sites: tuple[Tensor, Tensor] | None = None  # (m,), of the last evaluation
+        self._y, self._log_exposure, self._weighted = rows.y, rows.log_exposure, weighted
 
     def __call__(
         self, dynamics: Processes, parameters: Tensor, knots: Knots = None, *, tol: float = ELBO_TOL
     ) -> Evaluation:
         """The ELBO at its best over the sites."""
-        series, parameters = self.series, parameters.to(self.series.y)
-        likelihood = self.likelihood.with_parameters(parameters)
-        found = find_sites(
-            dynamics[0], series, likelihood, self.offset, knots, start=self.sites, tol=tol
-        )
+        parameters = parameters.to(self._y)
+        found = self.find(dynamics, parameters, knots, tol)
         self.sites, q = (found.beta, found.weight), found.posterior
-        rows = series.y, series.at_rows(q.mean) + self.offset, series.at_rows(q.var)
-        return Evaluation(
-            found.elbo,
-            q,
-            likelihood_gradient(self.likelihood, parameters, rows, series.sums),
-            q.gradients,
-            None if knots is None else q.knot_gradient,
-        )
+        rows = self._y, found.mean, found.var
+        place = rows, self._weighted, self._log_exposure
+        slope = likelihood_gradient(self.likelihood, parameters, *place)
+        of_knots = None if knots is None else q.knot_gradient
+        return Evaluation(self.value_of(found), q, slope, q.gradients, of_knots)
+
+    @abstractmethod
+    def find(
+        self, dynamics: Processes, parameters: Tensor, knots: Knots = None, tol: float = ELBO_TOL
+    ) -> SiteFit:
+        """The best sites."""
+
+    def value_of(self, found: SiteFit) -> float:
+        """The value of the best sites."""
+        return found.elbo
+
+
+class VariationalEvidence(SitesElbo):
+    """Of a series; with knots of a process that the states there decide."""
+
+    def __init__(self, series: Series, likelihood: Likelihood, offset: float = 0.0) -> None:
+        super().__init__(series, likelihood, series.sums)
+        self.series, self.offset = series, offset
+
+    def find(
+        self, dynamics: Processes, parameters: Tensor, knots: Knots = None, tol: float = ELBO_TOL
+    ) -> SiteFit:
+        """As of `find_sites`."""
+        place = self.series, self.likelihood.with_parameters(parameters), self.offset, knots
+        return find_sites(dynamics[0], *place, start=self.sites, tol=tol)
 
 
 def find_sites(

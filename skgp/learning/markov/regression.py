@@ -9,14 +9,13 @@ import torch
 from torch import Tensor
 
 from skgp.inference.markov.columns import columns_of
-from skgp.inference.markov.expectations import likelihood_gradient
 from skgp.inference.markov.regression import RegressionPosterior, RegressionSeries
 from skgp.inference.markov.regression_state import centres
 from skgp.inference.markov.series import Series
 from skgp.inference.markov.sites import SeriesBound, SiteFit, climb, sites_mean
 from skgp.inference.markov.terms import Term, Terms
 from skgp.learning.markov.defaults import ELBO_TOL
-from skgp.learning.markov.objectives import ClosedForm, Component, Evaluation
+from skgp.learning.markov.objectives import ClosedForm, Component, Knots, SitesElbo
 from skgp.learning.markov.search import Search
 from skgp.likelihoods import Likelihood
 from skgp.linalg import NotPositiveDefiniteError
@@ -76,54 +75,37 @@ class RegressionEvidence(ClosedForm):
         """Sites (n,), (n,) of the rows."""
         return self.series.gaussian_sites(math.exp(float(parameters[0])))
 
-    def condition(self, dynamics: Sequence, noise: float) -> RegressionPosterior:
-        """The posterior."""
-        weight = self.series.counts / noise
-        return condition(self.series, dynamics, self._start, self.series.y, weight)
-
     def _condition(
         self, dynamics: Sequence, noise: float, rough: bool = False
     ) -> RegressionPosterior:
-        return self.condition(dynamics, noise)
+        weight = self.series.counts / noise
+        return condition(self.series, dynamics, self._start, self.series.y, weight)
 
     def _misfit(self, q: RegressionPosterior, noise: float) -> float:
         return float(self.series.counts @ (q.mean - self.series.y) ** 2)
 
 
-class RegressionElbo:
-    """ELBO of the Gaussian nearest to the posterior of a series with terms, for any likelihood.
-
-    The sites of an evaluation are where the next one starts.
-    """
+class RegressionElbo(SitesElbo):
+    """Of a series with terms."""
 
     def __init__(
         self, series: RegressionSeries, offset: float, terms: Terms, likelihood: Likelihood
     ) -> None:
-        self.series, self.offset, self.likelihood = series, offset, likelihood
-        self.total, self._start = series.total, terms.log_scales()
-        self._sites: Sites | None = None
-
-    def __call__(
-        self, dynamics: Sequence, parameters: Tensor, knots: None = None, *, tol: float = ELBO_TOL
-    ) -> Evaluation:
-        """The ELBO at its best over the sites."""
-        parameters = parameters.to(self.series.y)
-        found = self._find(dynamics, parameters, tol)
-        rows = self.series.y, found.mean, found.var
-        slope = likelihood_gradient(self.likelihood, parameters, rows, self.series.sums)
-        return Evaluation(found.elbo, found.posterior, slope, found.posterior.gradients)
+        super().__init__(series, likelihood, series.sums)
+        self.series, self.offset, self._start = series, offset, terms.log_scales()
 
     def sites_at(self, dynamics: Sequence, parameters: Tensor) -> Sites:
         """Sites (n,), (n,) of the rows."""
-        found = self._find(dynamics, parameters.to(self.series.y), ELBO_TOL)
+        found = self.find(dynamics, parameters.to(self.series.y))
         return found.beta, found.weight
 
-    def _find(self, dynamics: Sequence, parameters: Tensor, tol: float) -> SiteFit:
+    def find(
+        self, dynamics: Sequence, parameters: Tensor, knots: Knots = None, tol: float = ELBO_TOL
+    ) -> SiteFit:
+        """With a state at every time."""
         likelihood = self.likelihood.with_parameters(parameters)
         bound = _RegressionBound(self.series, likelihood, self.offset, dynamics, self._start)
-        found = climb(bound, start=self._sites, tol=tol)
-        self._sites = found.beta, found.weight
-        return found
+        return climb(bound, start=self.sites, tol=tol)
 
 
 class _RegressionBound(SeriesBound):
@@ -168,7 +150,8 @@ def left_by_terms(series: Series, found: Search, objective: Any) -> Series:
     if not isinstance(series, RegressionSeries):
         return series
     noise = math.exp(float(found.parameters[0]))
-    q = objective.objectives[0].condition([each.dynamics() for each in found.components], noise)
+    dynamics = [each.dynamics() for each in found.components]
+    *_, q = objective.objectives[0].assess(dynamics, noise)
     return replace(series, y=series.y - q.of_terms)
 
 

@@ -205,14 +205,17 @@ class Climb:
             bounds={"place": self.bounds(start)},
             callback=callback,
         )
-        place = found.parameters["place"]
+        return self.ended(found.parameters["place"], found.loss, found.n_iter, found.history)
+
+    def ended(self, place: Tensor, loss: float, n_iter: int, losses: list[float]) -> Search:
+        """The search of some losses an observation that ended at a place, and at one of them."""
         thetas = zip(self.components, self.thetas(place)[0], strict=True)
         return Search(
             [each.at(theta.clamp(each.low, each.high)) for each, theta in thetas],
             self.parameters(place).clone(),
-            -found.loss * self.objective.total,
-            found.n_iter,
-            [-value for value in found.history],
+            -loss * self.objective.total,
+            n_iter,
+            [-value for value in losses],
             self.knots(place),
         )
 

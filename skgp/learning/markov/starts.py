@@ -28,7 +28,7 @@ def likeliest_starts(
     start, size = likelihood.initial(series.y).cpu(), SERIES_START_ROWS  # a place of a search
     few = len(series.y) <= 2 * size
     for some in [series] if few else [series.thinned(size), series.stretches(size, size)]:
-        x = some.times if some.index is None else some.times[some.index]
+        x = some.at_rows(some.times)
         offset = None if some.log_exposure is None else some.log_exposure[:, None]
         data = Data(x[:, None], some.y, some.weight, offset=offset).to("cpu")
         if not likelihood.is_gaussian:

@@ -205,8 +205,7 @@ class LogPosterior(Density):
             quadratic = half.square().sum((-2, -1))
         value = -0.5 * quadratic - L.diagonal(dim1=-2, dim2=-1).log().sum(-1)
         value -= 0.5 * len(data.y) * math.log(2 * math.pi)
-        if data.weight is not None:
-            value += data.log_power(noise).sum(-1)
+        value += data.log_power(noise).sum(-1)
         if not slope:
             return value.cpu().numpy(), None
         W = cho_inverse(L)

@@ -174,11 +174,8 @@ def _gaussian_evidence(whole, data: Data) -> LogDensity:
 def _laplace_evidence(kernel, data: Data, likelihood: Likelihood, offset: Tensor) -> LogDensity:
     """Log evidence summed over the latent functions; O(c n^3)."""
     data = data.to(torch.float64)
-    exposure = None if data.offset is None else data.offset[:, 0]
-    likelihood = likelihood.with_parameters(offset[:0]).at(exposure)
-    laplace = LaplaceEvidence(
-        kernel, data.X, data.y, likelihood=likelihood, offset=offset, row_weight=data.weight
-    )
+    likelihood = likelihood.with_parameters(offset[:0]).at(data.log_exposure)
+    laplace = LaplaceEvidence.of(kernel, data, likelihood, offset)
 
     def summed(theta: np.ndarray) -> tuple[float, np.ndarray]:
         values, gradient = laplace(theta)

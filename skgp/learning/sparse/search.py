@@ -43,7 +43,7 @@ from skgp.linalg.cholesky import jittered_cholesky
 from skgp.linalg.runtime import Callback
 from skgp.optim import LossPlateau, sample_without_replacement
 from skgp.optim.bfgs import minimize_lbfgs
-from skgp.optim.stopping import StopRecorder
+from skgp.optim.stopping import StopRecorder, settled
 
 
 @dataclass(frozen=True)
@@ -231,8 +231,7 @@ def fit_minibatch(
     found, history = around.to_state(leaves), loop.history["loss"]
     if watch is not None:
         watch.score(found)
-    last = history[-(-len(history) * 9 // 10) :] or history
-    return Training(found, total * sum(last) / len(last), history, converged, recorder.stopped)
+    return Training(found, total * settled(history), history, converged, recorder.stopped)
 
 
 # ------------------------------------------------------------ means moved towards least squares

@@ -332,14 +332,7 @@ def kernels_that_predict(problem: Problem) -> list:
     losses = []
     for kernels in (shared, separate):
         kernel = best_evidence(replace(problem, kernels=kernels, data=kept)).kernel
-        evidence = LaplaceEvidence(
-            kernel,
-            kept.X,
-            kept.y,
-            likelihood=likelihood,
-            offset=problem.offset,
-            row_weight=kept.weight,
-        )
+        evidence = LaplaceEvidence.of(kernel, kept, likelihood, problem.offset)
         moments = laplace_predict(evidence.fit(kernel.theta), kernel, kept.X, held_out.X)
         best, of_moderations = choose_moderation(likelihood, held_out.y, *moments, held_out.weight)
         losses.append(of_moderations[best])

@@ -7,6 +7,7 @@ import pytest
 import torch
 from sklearn.gaussian_process.kernels import RBF, ExpSineSquared, Matern
 
+from skgp.data import Data
 from skgp.inference.markov.additive import BinnedRows, DistinctRows
 from skgp.inference.markov.additive_bins import (
     AdditivePosterior,
@@ -82,7 +83,7 @@ def fit(X, y, weight=None, family=GAUSSIAN, *, route="rows", kernels=KERNELS, **
     options = {"offset": mean if family is GAUSSIAN else 0.3} | ROUTES[route] | options
     if options.pop("binned", False):
         options["bins"] = make_bins(X)
-    return fit_additive(kernels, X, y, weight, family, **options)
+    return fit_additive(kernels, Data(X, y, weight), family, **options)
 
 
 def fixed(*data, **options):

@@ -6,6 +6,7 @@ import pytest
 import torch
 from sklearn.gaussian_process.kernels import Matern
 
+from skgp.data import Data
 from skgp.inference.markov.additive_rows import RowsPrior
 from skgp.inference.markov.additive_sites import condition_rows
 from skgp.kernels import state_space
@@ -49,7 +50,8 @@ def exact_moments(X, y, weight, new):
 def test_rows_of_small_weight_beside_large_ones_keep_their_digits():
     X, y, weight = make_rows()
     options = {"posterior": "joint", "offset": 0.0, "optimise": False}
-    fit = fit_additive(KERNELS, X, y, weight, Gaussian(NOISE, bounds=(NOISE, NOISE)), **options)
+    likelihood = Gaussian(NOISE, bounds=(NOISE, NOISE))
+    fit = fit_additive(KERNELS, Data(X, y, weight), likelihood, **options)
     mean, var = fit.states[0].moments(NEW)
     expected_mean, expected_var = exact_moments(X, y, weight, NEW)
     np.testing.assert_allclose(var, expected_var, rtol=1e-6, atol=1e-12)

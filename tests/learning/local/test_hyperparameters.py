@@ -7,7 +7,7 @@ import pytest
 import torch
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel, Matern, WhiteKernel
 
-from skgp.data import Data, distinct_observations, merge_replicates
+from skgp.data import Data
 from skgp.inference.neighbors.posterior import KrigingModel, LabelLink
 from skgp.learning.local import hyperparameters as module
 from skgp.learning.local.hyperparameters import (
@@ -33,8 +33,8 @@ def rows(n=300, seed=0):
 
 
 def search(y, X, likelihood, kernels=None, generator=None, **options):
-    merge = merge_replicates if likelihood == "gaussian" else distinct_observations
-    data = merge(X, y, None, torch.device("cpu"))
+    data = Data(torch.from_numpy(X), torch.from_numpy(y))
+    data = data.merged(any_likelihood=likelihood != "gaussian")
     return search_hyperparameters(
         [kernel()] if kernels is None else kernels,
         data,
@@ -86,7 +86,7 @@ def test_callback_ends_the_search():
 def test_search_leaves_the_data_alone():
     rng, X, f = rows(60)
     y = rng.poisson(5 * np.exp(f)).astype(float)
-    data = distinct_observations(X, y, None, torch.device("cpu"))
+    data = Data(torch.from_numpy(X), torch.from_numpy(y)).merged(any_likelihood=True)
     before = data.y.clone()
     search_hyperparameters([kernel()], data, Poisson(), generator=torch.Generator().manual_seed(0))
     assert isinstance(data, Data) and torch.equal(data.y, before)
@@ -209,14 +209,14 @@ def test_lapse_is_that_of_one_label_beyond_those_seen():
     X, labels = torch.rand(300, 2, dtype=torch.float64), torch.arange(300) % 2
     for weight, lapse in ((None, 1 / 302), (torch.full((300,), 2.0, dtype=torch.float64), 1 / 602)):
         Y = label_targets(labels, 2, X.dtype)
-        m = module._labelled(KERNEL, X, Y, n_neighbors=32, weight=weight)
+        m = module._labelled(KERNEL, Data(X, Y, weight), 32)
         assert linked(m)[0].lapse == pytest.approx(lapse)
 
 
 def test_link_of_one_distinct_row_gives_its_frequencies():
     X = torch.zeros(10, 2, dtype=torch.float64)
     labels = torch.tensor([0, 1, 1, 1, 1, 1, 1, 1, 1, 1])
-    m = module._labelled(KERNEL, X, label_targets(labels, 2, X.dtype), n_neighbors=32)
+    m = module._labelled(KERNEL, Data(X, label_targets(labels, 2, X.dtype)), 32)
     mean, var = m.mean_and_variance(X[:1])
     p = linked(m)[0].log_probabilities(mean - m.offset, var).exp()
     assert 0.5 < p[0, 1] < 1

@@ -6,8 +6,9 @@ import torch
 from sklearn.gaussian_process.kernels import Matern
 
 from skgp.inference.markov.regression import make_regression_series
+from skgp.inference.markov.series import make_series
 from skgp.inference.markov.terms import Categorical, Linear, Polynomial, Smooth, Terms
-from skgp.learning.markov.objectives import Component
+from skgp.learning.markov.objectives import Component, VariationalEvidence
 from skgp.learning.markov.regression import RegressionElbo, RegressionEvidence, TermComponent
 from skgp.likelihoods import Gaussian, Poisson
 from tests.reference.state_space import by_finite_differences
@@ -65,6 +66,37 @@ def test_gradient_in_every_parameter(counts):
     )
     assert len(gradient) == 2 + 0 + 0 + 2 + 1 + (not counts)
     torch.testing.assert_close(gradient, expected, rtol=2e-5, atol=2e-5)
+
+
+class Boosted(Poisson):
+    """Counts of rate exp(f + s), times their exposures, where s is learned."""
+
+    def __init__(self, log_boost=0.0, exposure=None):
+        shift = torch.as_tensor(log_boost, dtype=torch.float64)
+        super().__init__(offset=shift if exposure is None else exposure + shift)
+        self.log_boost, self.exposure = log_boost, exposure
+
+    def at(self, offset):
+        return Boosted(self.log_boost, offset)
+
+    def free_parameters(self):
+        return ((1.0, 1e-3, 1e3),)
+
+    def with_parameters(self, parameters):
+        return Boosted(parameters[0])
+
+
+def test_slope_in_a_parameter_of_counts_heeds_their_exposures():
+    rng = np.random.default_rng(0)
+    times = torch.linspace(0, 6, 40, dtype=torch.float64)
+    exposure = torch.tensor(rng.uniform(-1, 2, 40))
+    y = torch.tensor(rng.poisson((times.sin() + exposure).exp().numpy()), dtype=torch.float64)
+    objective = VariationalEvidence(make_series(times, y, None, exposure), Boosted())
+    dynamics = [Component(0.7 * Matern(1.2, nu=1.5)).dynamics()]
+    at = torch.tensor([0.3], dtype=torch.float64)
+    expected = by_finite_differences(lambda s: objective(dynamics, s, tol=1e-13).value, at)
+    found = objective(dynamics, at, tol=1e-13).likelihood_gradient
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
 
 
 def test_sites_of_gaussian_noise_give_the_exact_evidence():

@@ -63,8 +63,7 @@ def test_best_of_labels_predicts_new_labels_better_than_the_likeliest_kernel():
     data, likelihood = problem.data, problem.objective.likelihood
 
     def loss(kernel):
-        model = {"likelihood": likelihood, "offset": problem.offset}
-        fit = LaplaceEvidence(kernel, data.X, data.y, **model).fit(kernel.theta)
+        fit = LaplaceEvidence.of(kernel, data, likelihood, problem.offset).fit(kernel.theta)
         mean, var = laplace_predict(fit, kernel, data.X, new.data.X)
         z = (new.data.y * mean / (1 + var).sqrt()).numpy()
         return -norm.logcdf(z).mean()
