@@ -78,7 +78,7 @@ class SeriesScale(StateSpaceMixin, LikelihoodGPRegressor):
         """
         y = self._to_y(data.y.numpy())
         ratio = y.max() / y.min() if y.min() > 0 else 0.0
-        several = self._place is None or not LOG_LEAST_ROWS <= len(y) <= STRUCTURE_ROWS
+        several = self._place is None or data.total < LOG_LEAST_ROWS or len(y) > STRUCTURE_ROWS
         if several or not LOG_RATIOS[0] <= ratio <= LOG_RATIOS[1]:
             return found
         rival = copy.copy(self)

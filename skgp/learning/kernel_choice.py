@@ -24,7 +24,9 @@ to theta (the infinitesimal jackknife [3]_): with H the Hessian of the objective
 :math:`\hat\theta - H^{-1} \nabla \ell_i`, and no nearer to a bound that holds it. A more complex
 candidate needs smaller squared errors, by one and a half standard errors, as densities do not see
 what is rarer than 1 in n; or clearly better densities, by eight: of observations without noise a
-few at the edge have nearly all of the squared error.
+few at the edge have nearly all of the squared error; or an objective greater by a nat for every
+scale more (Akaike), and squared errors that are no greater: of some dozen observations even half
+the error may be within its noise.
 
 Predictions with one theta are too narrow still. The corrected residuals say by how much: amplitude
 and noise are raised by their mean square in units of the predicted variance, a factor that leaves
@@ -321,7 +323,8 @@ class _Search:
         weight, best = candidates[0].family.data.weight, 0
         for k in range(1, len(judged)):
             new, old = judged[k], judged[best]
-            if old is None or (new is not None and self._better(new, old, weight)):
+            likelier = _likelier(candidates[k], candidates[best])
+            if old is None or (new is not None and self._better(new, old, weight, likelier)):
                 best = k
         chosen = judged[best]
         if chosen is None or not corrected:
@@ -329,14 +332,17 @@ class _Search:
         small_sample = 1 + self.settings.small_sample / candidates[best].family.total
         return candidates[best], max(1.0, chosen.spread * small_sample)
 
-    def _better(self, new: LeaveOneOut, old: LeaveOneOut, weight: Tensor | None) -> bool:
+    def _better(
+        self, new: LeaveOneOut, old: LeaveOneOut, weight: Tensor | None, likelier: bool
+    ) -> bool:
         settings, unit = self.settings, old.square.mean() or 1.0
 
         def gains(new: np.ndarray, old: np.ndarray, n_errors: float) -> bool:
             return improves(new, old, weight=weight, n_errors=n_errors)
 
+        errors = 0.0 if likelier else settings.n_errors
         return gains(new.loss, old.loss, settings.n_clear_errors) or gains(
-            new.square / unit, old.square / unit, settings.n_errors
+            new.square / unit, old.square / unit, errors
         )
 
 
@@ -345,6 +351,12 @@ def _likeliest(family: Family, theta: np.ndarray, places, factors: tuple) -> np.
     starts = np.tile(theta, (len(factors), 1))
     starts[:, places] -= np.log(factors)[:, None]
     return min(starts.clip(*family.bounds.T), key=lambda start: family(start)[0])
+
+
+def _likelier(new: Choice, old: Choice) -> bool:
+    """Whether the objective gains a nat for every free hyper-parameter more (Akaike)."""
+    more = len(np.unique(new.groups)) - len(np.unique(old.groups))
+    return (old.loss - new.loss) * new.family.total > more
 
 
 def _judged(fit: Choice, corrected: bool) -> LeaveOneOut | None:

@@ -152,6 +152,19 @@ def test_rows_given_three_times_are_no_evidence_of_small_noise(name):
     assert_noise_is_found(model)
 
 
+@pytest.mark.parametrize("times", [1, 3])
+def test_kernels_of_a_series_are_those_that_its_distinct_observations_tell(times):
+    """Heavy tails in few observations, whose copies would tell a kernel of two length scales."""
+    rng = np.random.default_rng(8)
+    x, weight = np.sort(rng.uniform(0, 10, (40, 1)), axis=0), rng.integers(1, 4, 40)
+    y = np.sin(x[:, 0]) + 0.4 * rng.standard_t(3, 40)
+    rows = np.repeat(np.tile(np.arange(40), times), np.tile(weight, times))
+    weighted = StateSpaceGPRegressor().fit(x, y, weight)
+    repeated = StateSpaceGPRegressor().fit(x[rows], y[rows])
+    found, expected = (m.predict(x, return_std=True) for m in (repeated, weighted))
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-6)
+
+
 @pytest.mark.parametrize("make", [QSGPRegressor, StateSpaceGPRegressor, BayesianGPRegressor])
 def test_one_row_of_great_weight_leaves_the_others_their_say(make):
     """Scales that are those of one row alone would leave noise, within bounds, for the others."""

@@ -167,6 +167,17 @@ def test_choose_kernel_finds_the_relevant_column_where_few_targets_have_much_of_
     assert scales[1:].min() > 3 * scales[0]
 
 
+@pytest.mark.parametrize("seed", [10, 17, 21])
+def test_choose_kernel_finds_the_relevant_column_of_few_observations_by_many_nats(seed):
+    """Steep where observations are rare: the squared errors of these few are all noise."""
+    rng = np.random.default_rng(seed)
+    X = rng.standard_normal((40, 3))
+    y = X[:, 0] ** 3 + X[:, 1] + 0.2 * rng.standard_normal(40)
+    kernel = 1.0 * RBF(X.std(0) * 3**0.5, (1e-3, 1e3)) + WhiteKernel(0.1, (1e-8, 10.0))
+    scales = length_scales(choose(X, (y - y.mean()) / y.std(), kernels=[kernel])[0])
+    assert scales[1:].min() > 5 * scales[0]
+
+
 def test_choose_kernel_finds_a_quick_oscillation_beside_a_trend(rng):
     X = rng.random((250, 2))
     y = 5 * X[:, 0] + np.sin(60 * X[:, 1]) + 0.1 * rng.normal(size=250)

@@ -51,7 +51,7 @@ def choose_kernel(
     the choice.
     """
     n_rows, whole = len(processes[0].y), make_objective(processes)
-    told = n_rows * min(1.0, likelihood.information)
+    told = processes[0].total * min(1.0, likelihood.information)
     first, *others = map(Component, _affordable(kernels, told, likelihood))
     if n_rows <= 2 * SERIES_SCALE_ROWS:
         kind, objective = "all", whole
