@@ -74,7 +74,7 @@ class SparseGPMixin(BaseGP):
     Attributes
     ----------
     elbo_ : float
-        ELBO of the posterior found, likewise.
+        ELBO of the posterior found, likewise. ``partial_fit`` leaves both those of the first call.
     validation_loss_ : float or None
         Mean loss of the held-out data; None without any.
     n_iter_ : int

@@ -25,6 +25,8 @@ from skgp.estimators._series_scale import SeriesScale
 from skgp.estimators._state_space_states import Exact
 from skgp.estimators._time import framed
 from skgp.estimators.defaults import NOISE_BOUNDS, SERIES_NOISE
+from skgp.inference.gp_mixture import mixture_log_density, mixture_quantiles
+from skgp.inference.markov.averaged import AveragedState
 from skgp.inference.markov.inducing import GaussianSums
 from skgp.inference.markov.states import InducingState
 from skgp.kernels import split_noise
@@ -352,7 +354,38 @@ class StateSpaceGPRegressor(SeriesScale, StreamingGPRegressor):
         mean, covariance = to_arrays(*self._states[0].covariance(self._inputs(X)))
         return mean, covariance
 
-    def _latent_samples(self, X, n_samples, rng):
+    def _latent_samples(self, X, n_samples, rng, **noise):
         x, seed = self._inputs(X), int(rng.randint(2**31 - 1))
         generator = torch.Generator(x.device).manual_seed(seed)
-        return self._states[0].samples(x, n_samples, generator).cpu().numpy()
+        return self._states[0].samples(x, n_samples, generator, **noise).cpu().numpy()
+
+    # An average of Gaussians is none.
+
+    @property
+    def _is_averaged(self) -> bool:
+        return isinstance(self._states[0], AveragedState)
+
+    def _mixture(self, X: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Weights (k,), means and variances (k, n) of z under each state averaged over."""
+        weights, mean, var = to_arrays(
+            *cast(AveragedState, self._states[0]).mixture(self._inputs(X))
+        )
+        return weights, mean, var
+
+    def _observation_samples(self, X, n_samples, rng, **offset):
+        if self._is_averaged:
+            return self._latent_samples(X, n_samples, rng, noise=True)
+        return super()._observation_samples(X, n_samples, rng, **offset)
+
+    def _quantiles(self, X, levels, **offset):
+        if self._is_averaged:
+            return self._by_chunks(lambda rows: mixture_quantiles(*self._mixture(rows), levels), X)
+        return super()._quantiles(X, levels, **offset)
+
+    def _log_density(self, X, z, **offset):
+        if not self._is_averaged:
+            return super()._log_density(X, z, **offset)
+        return self._by_chunks(
+            lambda rows: mixture_log_density(*self._mixture(rows[:, :-1]), rows[:, -1]),
+            np.column_stack([X, z]),
+        )

@@ -118,7 +118,7 @@ class SWSGPRegressor(SWSGPMixin, LikelihoodGPRegressor, StreamingGPRegressor):
         :math:`\kappa`. This and the next two are of "variational" only.
     elbo_ : float
         The bound with that weight, in nats of the standardised targets, summed over the
-        observations.
+        observations; ``partial_fit`` leaves it that of the first call.
     polished_ : bool
         Whether a polish was kept.
     {noise_variance_, likelihood_scale_, degrees_of_freedom_}

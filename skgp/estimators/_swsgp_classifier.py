@@ -133,7 +133,7 @@ class SWSGPClassifier(ProjectedClassifierMixin, SWSGPMixin, StreamingGPClassifie
         :math:`\kappa`. This and the next two are of "variational" only.
     elbo_ : float
         The bound with that weight, in nats, summed over the observations, and over the classes
-        beyond two.
+        beyond two; ``partial_fit`` leaves it that of the first call.
     polished_ : bool
         Whether a polish was kept.
     coupling_ : float

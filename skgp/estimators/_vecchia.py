@@ -180,10 +180,10 @@ class VecchiaGPRegressor(VecchiaMixin, LikelihoodGPRegressor):
         distance; and as many more of the observations of large weight, where others tell little.
     n_inducing : int or None, default=None
         m. They pay for smooth functions, and for more columns than neighbours can surround a point
-        in. None takes all of up to 2500 distinct inputs, which is the exact process; of more 400,
-        or 4e7 / n of more than 100,000, or 0 where they do not make the targets likelier; unless
-        the noise is Gaussian, 100. More is lowered to the number of distinct inputs, with a
-        warning.
+        in. None takes all of up to 2500 distinct inputs, which is the exact process, where the
+        noise is above 1e-7 of the variance of f, beside which rounding counts; of more 400, or 4e7
+        / n of more than 100,000, or 0 where they do not make the targets likelier; unless the noise
+        is Gaussian, 100. More is lowered to the number of distinct inputs, with a warning.
     {ordering}
     {likelihood}
         The log-density must be twice differentiable in f.

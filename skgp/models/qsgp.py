@@ -201,6 +201,7 @@ def fit_weights(p: Problem, plan: Plan, pivots: Tensor | None = None) -> Fit:
     posterior, result, misfit = pathwise.pathwise_posterior(design, data.y, p.noise, solve, **draws)
     # Misfits are noise times (K + noise I)^-1 targets: a factor that cancels.
     z2 = pathwise.leave_one_out_z2(misfit[:, : data.n_targets], misfit[:, data.n_targets :])
+    z2 = data.pooled(z2, p.noise)
     solved: Settings = {"n_iter": max(1, result.n_iter), "residual": float(result.residual.max())}
     return Fit(_augmented(posterior, plan, o), plan, p.kernel, p.noise, z2, **solved)
 

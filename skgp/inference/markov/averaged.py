@@ -74,6 +74,14 @@ class AveragedState(TensorState):
         """Mean and variance of f at any rows, each (n,)."""
         return self._mixed([state.moments(x) for state in self.states])
 
+    def mixture(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Weights (k,) above 0, and means and variances (k, n) of observations at any rows."""
+        used = [each for each in zip(self.states, self.weights, self.noise, strict=True) if each[1]]
+        moments = [(w, *state.moments(x), noise) for state, w, noise in used]
+        weights = x.new_tensor([w for w, *_ in moments], dtype=torch.float64)
+        means = torch.stack([mean for _, mean, _, _ in moments])
+        return weights, means, torch.stack([var + noise for _, _, var, noise in moments])
+
     def past_moments(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """The same given what was observed before each time alone."""
         return self._mixed([state.past_moments(x) for state in self.states])
@@ -101,8 +109,10 @@ class AveragedState(TensorState):
         apart = [each - mean for each in means]
         return mean, self._sum(covariances) + self._sum([torch.outer(d, d) for d in apart])
 
-    def samples(self, x: Tensor, n_samples: int, generator: torch.Generator) -> Tensor:
-        """Joint draws of f at any rows, (n, n_samples)."""
+    def samples(
+        self, x: Tensor, n_samples: int, generator: torch.Generator, *, noise: bool = False
+    ) -> Tensor:
+        """Joint draws of f, or of observations, at any rows, (n, n_samples)."""
         weights = torch.tensor(self.weights, dtype=torch.float64, device=generator.device)
         which = torch.multinomial(weights, n_samples, replacement=True, generator=generator)
         draws = x.new_empty(len(x), n_samples)
@@ -110,6 +120,9 @@ class AveragedState(TensorState):
             here = (which == k).nonzero()[:, 0]
             if len(here):
                 draws[:, here] = state.samples(x, len(here), generator)
+                if noise:
+                    errors = torch.empty_like(draws[:, here]).normal_(generator=generator)
+                    draws[:, here] += math.sqrt(self.noise[k]) * errors
         return draws
 
     def with_rows(self, series: Series, likelihood: Likelihood) -> "AveragedState":

@@ -101,6 +101,15 @@ def walk(n):
     return np.arange(float(n))[:, None], np.cumsum(e) + noise, np.arange(n) < 60
 
 
+def observations(model, X):
+    """The normal laws (k, n) of y under each state of an averaged model."""
+    state = model._states[0]
+    rows = torch.tensor(X if state.terms is not None else X[:, 0])
+    mean, var = (np.stack(v) for v in zip(*(s.moments(rows) for s in state.states), strict=True))
+    std = np.sqrt(var + np.array(state.noise)[:, None])
+    return scipy.stats.norm(model.y_mean_ + model.y_scale_ * mean, model.y_scale_ * std)
+
+
 @pytest.mark.parametrize("data", [few_rows(3, 12, 2), walk(80)])
 def test_an_averaged_model_agrees_with_itself_and_goes_on(data):
     X, y, seen = data
@@ -113,9 +122,15 @@ def test_an_averaged_model_agrees_with_itself_and_goes_on(data):
     np.testing.assert_allclose(parts.sum(1) + model.intercept_, mean, atol=1e-9)
     alone = model.predict(X[:1], return_std=True)
     np.testing.assert_allclose(alone, [mean[:1], std[:1]], rtol=1e-9)
-    law = scipy.stats.norm(mean, std)
-    np.testing.assert_allclose(model.predict_quantiles(X, 0.975), law.ppf(0.975), rtol=1e-9)
-    np.testing.assert_allclose(model.log_predictive_density(X, y), law.logpdf(y), rtol=1e-9)
+    law = observations(model, X)
+    density = np.dot(model._states[0].weights, law.pdf(y))
+    np.testing.assert_allclose(model.log_predictive_density(X, y), np.log(density), rtol=1e-9)
+    quantiles, draws = model.predict_quantiles(X, [0.1, 0.5, 0.975]), model.sample_y(X, 4000)
+    for p, q in zip([0.1, 0.5, 0.975], quantiles.T, strict=True):
+        below = np.dot(model._states[0].weights, law.cdf(q))
+        np.testing.assert_allclose(below, p, rtol=1e-9)
+        z = ((draws <= q[:, None]).mean(1) - p) / np.sqrt(p * (1 - p) / draws.shape[1])
+        assert np.abs(z).max() < 4
     again = pickle.loads(pickle.dumps(model)).predict(X, return_std=True)
     np.testing.assert_allclose(again, [mean, std], rtol=1e-12)
     draws = model.sample_f(X[-1:], 4000, random_state=0)
