@@ -279,13 +279,12 @@ def _nodes(
 
 def _free(node: Search, found: Search) -> Search:
     """With trends that begin as freely as they change, or what lies before the data is known."""
-    pairs = zip(node.components, found.components, strict=True)
-    return replace(node, components=[_as_free(each, mode) for each, mode in pairs])
-
-
-def _as_free(node: Component, mode: Component) -> Component:
-    kernel = begun_as_freely(node.kernel, mode.kernel)
-    return node if kernel is node.kernel else Component(kernel, node.form.tolerance)
+    components = []
+    for part, mode in zip(node.components, found.components, strict=True):
+        kernel = begun_as_freely(part.kernel, mode.kernel)
+        free = part if kernel is part.kernel else Component(kernel, part.form.tolerance)
+        components.append(free)
+    return replace(node, components=components)
 
 
 def _prior(
