@@ -21,6 +21,7 @@ absolute residuals, out of reach of up to 15% of wrong targets.
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -101,22 +102,24 @@ def _with_joint_candidate(
 
     Half of these are held out one by one, half in blocks. Of kernels that fall with one scaled
     distance: others have no neighbours, or take n^2 correlations to find them. In more than
-    `JOINT_COLUMNS` columns from the kernel found, too: the evidence of few observations may begin
-    too far, and the kernel found in a basin that holds it.
+    `JOINT_COLUMNS` columns from the kernel found, too, and then from where that ends: the evidence
+    of few observations may begin too far, and the kernel found in a basin that holds it.
     """
     kernels = [kernel for kernel in kernels if _falls_with_distance(kernel, data.X)]
     if not kernels:
         return found
-    told: dict = {"generator": generator, "callback": callback}
-    order = ordered(kernels[0], data, "random", generator)
-    searches: list[dict] = [{"settings": VecchiaSettings()}]
-    if data.X.shape[1] > defaults.JOINT_COLUMNS and _falls_with_distance(found.kernel, data.X):
-        searches.insert(0, {"settings": VecchiaSettings(n_stages=1), "start": found.kernel})
-    fits = [found]
-    for search in searches:
-        rival = fit_joint_likelihood(kernels, order, **search, **told)
+    order, fits = ordered(kernels[0], data, "random", generator), [found]
+
+    def joint(n_stages: int, **begin: Any) -> None:
+        settings = VecchiaSettings(n_stages=n_stages)
+        told: dict = {"generator": generator, "callback": callback, **begin}
+        rival = fit_joint_likelihood(kernels, order, settings, **told)
         history = fits[-1].history + rival.history
         fits.append(replace(rival, history=history, of_evidence=found.of_evidence))
+
+    if data.X.shape[1] > defaults.JOINT_COLUMNS and _falls_with_distance(found.kernel, data.X):
+        joint(1, start=found.kernel)
+    joint(VecchiaSettings.n_stages, known=fits[1].kernel if len(fits) > 1 else None)
     random = torch.randperm(len(data), generator=generator, device=generator.device)
     held = held_out_rows(data.X, random.to(data.X.device))
     losses = [

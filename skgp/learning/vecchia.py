@@ -8,9 +8,11 @@ between the stages of a search, as length scales move.
    and shorter length scales (:mod:`skgp.learning.starts`), where the joint likelihood is greater.
 2. *Family.* Each a few iterations by the density of some rows given their neighbours among all
    observations, without inducing points, whose sum over a random subset is an unbiased estimate of
-   the whole. The likeliest goes on of those that predict held-out observations as well as any,
-   half of them single ones and half in blocks (`held_out_densities`): where a kernel fits badly at
-   some scale, the likelihood weighs the spacing of the inputs, and predictions across gaps do not.
+   the whole; of many observations, whose neighbours know what few do not show, in rounds as long
+   as the likeliest gains, whose hyper-parameters others go on from, if likelier. The likeliest goes
+   on of those that predict held-out observations as well as any, half of them single ones and half
+   in blocks (`held_out_densities`): where a kernel fits badly at some scale, the likelihood weighs
+   the spacing of the inputs, and predictions across gaps do not.
 3. *Stages* on more rows, each with its own neighbours and inducing points.
 
 Up to `SearchSettings.exact_rows` observations the exact evidence decides
@@ -37,6 +39,7 @@ from skgp.kernels.expression import RBF, split_noise, theta_places
 from skgp.kernels.gram import gram_diag
 from skgp.kernels.scales import robust_std
 from skgp.learning.defaults import (
+    JOINT_ROWS,
     VECCHIA_BLOCK_SHARE,
     VECCHIA_BLOCKS,
     VECCHIA_FAMILY_ITER,
@@ -47,7 +50,9 @@ from skgp.learning.defaults import (
     VECCHIA_HELD_NEIGHBORS,
     VECCHIA_INDUCING,
     VECCHIA_MOVED,
+    VECCHIA_ROUND_GAIN,
     VECCHIA_ROUNDED,
+    VECCHIA_ROUNDS,
     VECCHIA_START_ROWS,
 )
 from skgp.learning.search import HyperparameterFit, SearchSettings, dense_fits, fit_hyperparameters
@@ -247,18 +252,20 @@ def fit_joint_likelihood(
     *,
     generator: torch.Generator,
     start: Any = None,
+    known: Any = None,
     callback: Callback | None = None,
 ) -> HyperparameterFit:
     """Learn the hyper-parameters of one kernel, or of the best of several, with WhiteKernels.
 
-    From `start`, where given, and of its family alone. `data` are float64, in the order of the
+    From `start`, where given, and of its family alone; `known` is one more to begin from, with as
+    many hyper-parameters as all others. `data` are float64, in the order of the
     approximation, of about zero mean and unit variance. The callback is called with
     (evaluation, {"loss": nats per observation}); True ends the search with what it has.
     """
     if all(kernel.n_dims == 0 for kernel in kernels) or len(data) <= SearchSettings().exact_rows:
         return fit_hyperparameters(kernels, data, generator=generator, callback=callback)
     search = _Search(data, settings, generator, callback)
-    best = _Trial(start, math.inf) if start is not None else search.best_family(kernels)
+    best = _Trial(start, math.inf) if start is not None else search.best_family(kernels, known)
     for _ in range(settings.n_stages):
         before = best.kernel.theta
         best = search.climb(best.kernel, settings)
@@ -286,13 +293,29 @@ class _Search:
         order = torch.randperm(len(data), generator=generator, device=generator.device)
         self._order = order.to(data.X.device)
 
-    def best_family(self, kernels: list) -> _Trial:
+    def best_family(self, kernels: list, known: Any) -> _Trial:
         """Each from its dense fit to some observations, by few iterations on some thousand."""
         some = self.data.some(VECCHIA_START_ROWS, self.generator)
         dense = dense_fits(kernels, some, SearchSettings(), self.recorder)
         size: dict[str, Any] = {"n_rows": VECCHIA_FAMILY_ROWS, "max_iter": VECCHIA_FAMILY_ITER}
         few = replace(self.settings, n_inducing=0, **size)
-        return self.best([self.climb(fit.kernel, few, from_starts=True) for fit in dense])
+        trials = [self.climb(fit.kernel, few, from_starts=True) for fit in dense]
+        trials += [] if known is None else [self.climb(known, few)]
+        for _ in range(VECCHIA_ROUNDS if len(self.data) > JOINT_ROWS else 0):
+            leader = min(trials, key=lambda trial: trial.loss)
+            trials = [self.climb(self._nearer(trial, leader, few), few) for trial in trials]
+            if min(trial.loss for trial in trials) > leader.loss - VECCHIA_ROUND_GAIN:
+                break
+        return self.best(trials)
+
+    def _nearer(self, trial: _Trial, leader: _Trial, settings: VecchiaSettings) -> Any:
+        """The kernel of a trial, or the same with the leader's hyper-parameters, if likelier."""
+        if len(leader.kernel.theta) != len(trial.kernel.theta):
+            return trial.kernel
+        theta = np.clip(leader.kernel.theta, *trial.kernel.bounds.T)
+        there = trial.kernel.clone_with_theta(theta)
+        loss = _value(self.evidence(there, settings).value, theta)
+        return there if loss < trial.loss else trial.kernel
 
     def climb(self, kernel, settings: VecchiaSettings, *, from_starts: bool = False) -> _Trial:
         """L-BFGS-B from the kernel, or from the likeliest of other starts of its form."""
