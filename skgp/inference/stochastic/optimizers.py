@@ -55,7 +55,10 @@ class NystromAdaGrad(AdaGrad):
             raise ValueError(
                 'optimizer="nystrom" needs the support features: set n_support to 50 or more.'
             )
-        direction = self._direction(B[: defaults.NEWTON_RANK], gradient)
+        # Some support rows at even distances: they are in the order of the observations, whose
+        # first ones are alike in a series.
+        some = B[:: -(-len(B) // defaults.NEWTON_RANK)]
+        direction = self._direction(some, gradient)
         return self._scaled(indices, direction, direction.square().mean(0), rate)
 
     def _direction(self, B: Tensor, gradient: Tensor) -> Tensor:
