@@ -250,6 +250,8 @@ class _Search:
             begin = family.start
             starts += [begin, *(fit.theta for fit in found[1:])]
             patience = 10.0  # plateaus lead to what is relevant
+        elif self._short(shared):  # levels of a one-hot column then share nothing
+            starts.append(family.start)
         if self._noisy(shared):
             starts += self._oscillating(family, begin)
         runs = [self.run(family, theta, patience=patience) for theta in starts]
@@ -266,6 +268,11 @@ class _Search:
 
     def _weak(self, fit: Choice) -> bool:
         return fit.loss > of_pure_noise(fit.family.data) - self.settings.weak
+
+    def _short(self, fit: Choice) -> bool:
+        """Whether length scales moved together ended far below their start."""
+        family = fit.family
+        return np.mean((family.start - fit.theta)[family.scales]) > math.log(defaults.FAR_BELOW)
 
     def _noisy(self, fit: Choice) -> bool:
         """Whether much is left to explain: the noise is above that of its prior."""
