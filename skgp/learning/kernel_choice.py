@@ -25,8 +25,8 @@ to theta (the infinitesimal jackknife [3]_): with H the Hessian of the objective
 candidate needs smaller squared errors, by one and a half standard errors, as densities do not see
 what is rarer than 1 in n; or clearly better densities, by eight: of observations without noise a
 few at the edge have nearly all of the squared error; or an objective greater by a nat for every
-scale more (Akaike), and squared errors that are no greater: of some dozen observations even half
-the error may be within its noise.
+scale more (Akaike), and squared errors that are not greater by a standard error: of some dozen
+observations even half the error may be within its noise.
 
 Predictions with one theta are too narrow still. The corrected residuals say by how much: amplitude
 and noise are raised by their mean square in units of the predicted variance, a factor that leaves
@@ -347,9 +347,10 @@ class _Search:
         def gains(new: np.ndarray, old: np.ndarray, n_errors: float) -> bool:
             return improves(new, old, weight=weight, n_errors=n_errors)
 
-        errors = 0.0 if likelier else settings.n_errors
+        if likelier and not gains(old.square / unit, new.square / unit, 1.0):
+            return True
         return gains(new.loss, old.loss, settings.n_clear_errors) or gains(
-            new.square / unit, old.square / unit, errors
+            new.square / unit, old.square / unit, settings.n_errors
         )
 
 
