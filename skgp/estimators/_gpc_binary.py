@@ -116,9 +116,8 @@ class LaplaceBinaryClassifier(ClassifierMixin, BaseEstimator):
         """Probabilities (p, 2), averaged over the latent function."""
         mean, var = map(torch.from_numpy, self.latent_mean_and_variance(X))
         likelihood = Bernoulli(self.likelihood)
-        return np.stack(
-            [likelihood.prob(-mean, var).numpy(), likelihood.prob(mean, var).numpy()], axis=1
-        )
+        pair = torch.stack([likelihood.prob(-mean, var), likelihood.prob(mean, var)], dim=1)
+        return (pair / pair.sum(1, keepdim=True)).numpy()  # quadratures of each, 1e-10 from one
 
     def log_marginal_likelihood(
         self, theta: Any = None, eval_gradient: bool = False, clone_kernel: bool = True

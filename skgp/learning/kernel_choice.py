@@ -25,8 +25,8 @@ to theta (the infinitesimal jackknife [3]_): with H the Hessian of the objective
 candidate needs smaller squared errors, by one and a half standard errors, as densities do not see
 what is rarer than 1 in n; or clearly better densities, by eight: of observations without noise a
 few at the edge have nearly all of the squared error; or an objective greater by a nat for every
-scale more (Akaike), and squared errors that are no greater: of some dozen observations even half
-the error may be within its noise.
+scale more (Akaike), and squared errors that are not greater by a standard error: of some dozen
+observations even half the error may be within its noise.
 
 Predictions with one theta are too narrow still. The corrected residuals say by how much: amplitude
 and noise are raised by their mean square in units of the predicted variance, a factor that leaves
@@ -250,6 +250,8 @@ class _Search:
             begin = family.start
             starts += [begin, *(fit.theta for fit in found[1:])]
             patience = 10.0  # plateaus lead to what is relevant
+        elif self._short(shared):  # levels of a one-hot column then share nothing
+            starts.append(family.start)
         if self._noisy(shared):
             starts += self._oscillating(family, begin)
         runs = [self.run(family, theta, patience=patience) for theta in starts]
@@ -266,6 +268,11 @@ class _Search:
 
     def _weak(self, fit: Choice) -> bool:
         return fit.loss > of_pure_noise(fit.family.data) - self.settings.weak
+
+    def _short(self, fit: Choice) -> bool:
+        """Whether length scales moved together ended far below their start."""
+        family = fit.family
+        return np.mean((family.start - fit.theta)[family.scales]) > math.log(defaults.FAR_BELOW)
 
     def _noisy(self, fit: Choice) -> bool:
         """Whether much is left to explain: the noise is above that of its prior."""
@@ -340,9 +347,10 @@ class _Search:
         def gains(new: np.ndarray, old: np.ndarray, n_errors: float) -> bool:
             return improves(new, old, weight=weight, n_errors=n_errors)
 
-        errors = 0.0 if likelier else settings.n_errors
+        if likelier and not gains(old.square / unit, new.square / unit, 1.0):
+            return True
         return gains(new.loss, old.loss, settings.n_clear_errors) or gains(
-            new.square / unit, old.square / unit, errors
+            new.square / unit, old.square / unit, settings.n_errors
         )
 
 

@@ -41,6 +41,13 @@ def both(kernel, y=Y, **params):
     return [cls(kernel, **params).fit(X, y) for cls in (Original, GaussianProcessClassifier)]
 
 
+def test_probabilities_of_two_classes_sum_to_one_and_far_away_are_halves():
+    inputs = np.vstack([X_NEW, np.full((3, 2), 1e6)])
+    proba = GaussianProcessClassifier(optimizer=None).fit(X, Y).predict_proba(inputs)
+    np.testing.assert_allclose(proba.sum(1), 1.0, rtol=1e-15)
+    assert (proba[-3:] == 0.5).all()
+
+
 @pytest.mark.parametrize("name", KERNELS)
 def test_numbers_are_those_of_scikit_learn(name):
     theirs, ours = both(KERNELS[name], optimizer=None)

@@ -178,6 +178,18 @@ def test_choose_kernel_finds_the_relevant_column_of_few_observations_by_many_nat
     assert scales[1:].min() > 5 * scales[0]
 
 
+@pytest.mark.parametrize("seed", [5, 8, 17])
+def test_choose_kernel_adds_up_a_function_and_the_levels_of_a_one_hot_column(seed):
+    """With length scales far below the root of two, between levels, each has its own function."""
+    rng = np.random.default_rng(seed)
+    level = rng.integers(0, 5, 60)
+    X = np.c_[rng.standard_normal(60), np.eye(5)[level]]
+    y = np.sin(2 * X[:, 0]) + np.array([0, 1, -1, 2, 0.5])[level] + 0.2 * rng.standard_normal(60)
+    kernel = 1.0 * RBF(X.std(0) * 6**0.5, (1e-3, 1e3)) + WhiteKernel(0.1, (1e-8, 10.0))
+    scales = length_scales(choose(X, (y - y.mean()) / y.std(), kernels=[kernel])[0])
+    assert scales[1:].min() > 1.0
+
+
 def test_choose_kernel_finds_a_quick_oscillation_beside_a_trend(rng):
     X = rng.random((250, 2))
     y = 5 * X[:, 0] + np.sin(60 * X[:, 1]) + 0.1 * rng.normal(size=250)
