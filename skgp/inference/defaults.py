@@ -215,8 +215,7 @@ ERROR_ROWS, LEAST_NOISE_SHARE = 256, 1e-14
 SITES_TILE = 2**16  # rows whose expectations are taken together: temporaries of 0.5 MB
 #: Nats an observation, gained by a step, at which caution about convex rows is given up.
 SETTLED = 1e-2
-#: Of the tolerance, what a step is to promise at most where mixed ones have come to gain so little.
-SETTLED_MIX = 0.1
+SETTLED_MIX = 0.1  # of the tolerance: what a step may promise where mixed ones gain so little
 SHORTEST = 2.0**-10  # step at which the search is given up
 ROUNDING = 1e-12  # of the ELBO's terms, which cancel: what it may fall by
 #: Of the precision of f that stays, at least, when a row is left out: sites may not have converged.

@@ -18,8 +18,9 @@ thousand rows in float32 and its preconditioner.
 Where K is large, its numerical rank is asked first (:func:`low_rank_factor`). Else one log density
 decides (`compare_routes`): held out are some observations at random, as in gapless
 data, and all of some discs, as spatial data with gaps need; the score of a route is the mean of the
-two mean log densities, and weights must gain on neighbours beyond its noise. A route is tried at a
-small size, and what it would gain at full size is extrapolated:
+two mean log densities, and weights must gain on neighbours beyond its noise, to which a disc adds
+as one observation. A route is tried at a small size, and what it would gain at full size is
+extrapolated:
 
 ==========  ============================================  =========================================
 route       tried                                         extrapolated
@@ -326,7 +327,7 @@ def compare_routes(p: Problem, weights: Plan, fit_weights: Callable[[Problem, Pl
     """
     kernel, data, noise, generator = p.kernel, p.data, p.noise, p.generator
     n = len(data)
-    kept, random, disc = hold_out(kernel, data.X, generator)
+    kept, random, disc, place = hold_out(kernel, data.X, generator)
     rest = data.take(kept)
 
     def scored(size: int) -> tuple[Data, Tensor]:
@@ -368,26 +369,34 @@ def compare_routes(p: Problem, weights: Plan, fit_weights: Callable[[Problem, Pl
     )
     if affordable and local + gain > max(many, local) + defaults.LEAST_GAIN:
         return Plan("inducing", n, "cg", reason=reason)
-    if improves(of_most - more, of_near, weight=halves):
+    # Observations of one disc err together: its mean is one of those that are compared.
+    alone = len(halves) - len(disc)
+    unit = torch.cat([torch.arange(alone, device=place.device), alone + place])
+    total, new, old = (
+        torch.zeros_like(halves).index_add_(0, unit, halves * each)
+        for each in (torch.ones_like(halves), of_most - more, of_near)
+    )
+    if improves(new / total, old / total, weight=total):
         return replace(weights, reason=reason)
     return Plan("neighbors", defaults.N_NEIGHBORS, "cholesky", reason=reason)
 
 
-def hold_out(kernel, X: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
-    """Indices kept, held out at random, and in discs in the metric of the kernel."""
+def hold_out(kernel, X: Tensor, generator: torch.Generator) -> tuple[Tensor, ...]:
+    """Indices kept, held out at random and in discs in the metric of the kernel, and whose disc."""
     n = len(X)
     order = torch.randperm(n, generator=generator)
     centres = X[order[: defaults.DISCS].to(X.device)]
     size = max(1, min(int(defaults.DISC_SHARE * n), defaults.DISC_ROWS))
-    members = NeighborSearch(kernel, X).query(centres, size).reshape(-1).unique()
-    inside = torch.zeros(n, dtype=torch.bool, device=X.device)
-    inside[members] = True
+    members = NeighborSearch(kernel, X).query(centres, size)
+    place = torch.full((n,), -1, device=X.device)
+    for i, rows in enumerate(members):
+        place[rows] = i
     order = order.to(X.device)
-    random = order[~inside[order]][: defaults.SCORED]
-    disc = order[inside[order]][: defaults.SCORED]
-    kept = ~inside
+    inside = place[order] >= 0
+    random, disc = order[~inside][: defaults.SCORED], order[inside][: defaults.SCORED]
+    kept = place < 0
     kept[random] = False
-    return kept.nonzero()[:, 0], random, disc
+    return kept.nonzero()[:, 0], random, disc, place[disc]
 
 
 def _log_densities(posterior, noise: float, data: Data) -> Tensor:

@@ -123,12 +123,41 @@ def test_a_choice_of_the_user_is_not_compared(asked, monkeypatch):
 
 def test_hold_out_leaves_whole_discs_out():
     X = rough().X
-    kept, random, disc = out = hold_out(ROUGH, X, torch.Generator().manual_seed(0))
+    *out, place = hold_out(ROUGH, X, torch.Generator().manual_seed(0))
+    kept, random, disc = out
     parts = [set(each.tolist()) for each in out]
     assert not (parts[0] & parts[1] or parts[0] & parts[2] or parts[1] & parts[2])
     distance = torch.cdist(X[disc], X[kept]).amin(1)
     among = torch.cdist(X[random], X[kept]).amin(1)
     assert distance.mean() > 3 * among.mean()
+    assert place.unique().tolist() == list(range(defaults.DISCS))
+    for k in range(defaults.DISCS):
+        own = X[disc[place == k]]
+        assert torch.cdist(own, own).amax() < 3.0  # of 10 x 10
+
+
+@pytest.mark.parametrize(
+    ("gains", "basis"), [([5.0, -1.0, 0, 0, 0, 0, 0, 0], "neighbors"), ([0.5] * 8, "fourier")]
+)
+def test_observations_of_a_disc_err_together(gains, basis, monkeypatch):
+    """Weights that gain 5 nats in one disc and lose one in another gain nothing beyond noise."""
+    places, calls = [], []
+
+    def held(*args):
+        *out, place = hold_out(*args)
+        places.append(place)
+        return *out, place
+
+    def densities(posterior, noise, data):
+        found = torch.zeros(len(data), dtype=torch.float64)
+        calls.append(found)
+        if len(calls) in (2, 3):  # of weights, of two sizes
+            found[-len(places[0]) :] = torch.tensor(gains, dtype=torch.float64)[places[0]]
+        return found
+
+    monkeypatch.setattr(routes, "hold_out", held)
+    monkeypatch.setattr(routes, "_log_densities", densities)
+    assert fitted(rough(), ROUGH, 1e-3).plan.basis == basis
 
 
 def test_weights_and_replicates_count_in_the_comparison():
