@@ -39,10 +39,9 @@ from skgp.learning.selection import choose
 from skgp.learning.vecchia import (
     VecchiaSettings,
     fit_joint_likelihood,
-    held_out_densities,
-    held_out_rows,
     ordered,
 )
+from skgp.learning.vecchia_held_out import held_out_densities, rows_in_blocks
 from skgp.linalg.cholesky import cho_solve, jittered_cholesky
 from skgp.linalg.runtime import Callback
 from skgp.optim import sample_without_replacement
@@ -121,7 +120,7 @@ def _with_joint_candidate(
         joint(1, start=found.kernel)
     joint(VecchiaSettings.n_stages, known=fits[1].kernel if len(fits) > 1 else None)
     random = torch.randperm(len(data), generator=generator, device=generator.device)
-    held = held_out_rows(data.X, random.to(data.X.device))
+    held = rows_in_blocks(data.X, random.to(data.X.device))
     losses = [
         -held_out_densities(fit.kernel, data, *held, defaults.JOINT_NEIGHBORS) for fit in fits
     ]

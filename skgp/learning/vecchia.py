@@ -29,25 +29,20 @@ import torch
 from torch import Tensor
 
 from skgp.data import Data
-from skgp.inference.neighbors.search import NeighborSearch
 from skgp.inference.pivots import greedy_variance
 from skgp.inference.vecchia.conditionals import Conditionals, global_features, inducing_factor
 from skgp.inference.vecchia.neighbors import earlier_neighbors, informative, order_of
 from skgp.inference.vecchia.posterior import VecchiaPosterior
 from skgp.inference.vecchia.regression import Sums, sums
-from skgp.kernels.expression import RBF, split_noise, theta_places
+from skgp.kernels.expression import split_noise, theta_places
 from skgp.kernels.gram import gram_diag
-from skgp.kernels.scales import robust_std
 from skgp.learning.defaults import (
     JOINT_ROWS,
-    VECCHIA_BLOCK_SHARE,
-    VECCHIA_BLOCKS,
     VECCHIA_FAMILY_ITER,
     VECCHIA_FAMILY_ROWS,
     VECCHIA_FEATURES,
     VECCHIA_GAIN,
     VECCHIA_GREEDY_ROWS,
-    VECCHIA_HELD_NEIGHBORS,
     VECCHIA_INDUCING,
     VECCHIA_MOVED,
     VECCHIA_ROUND_GAIN,
@@ -58,6 +53,7 @@ from skgp.learning.defaults import (
 from skgp.learning.search import HyperparameterFit, SearchSettings, dense_fits, fit_hyperparameters
 from skgp.learning.selection import choose
 from skgp.learning.starts import starts, with_noises
+from skgp.learning.vecchia_held_out import held_out_densities, noises_of, rows_in_blocks
 from skgp.linalg import NotPositiveDefiniteError
 from skgp.linalg.runtime import Callback
 from skgp.optim.bfgs import minimize_within
@@ -344,7 +340,7 @@ class _Search:
         trials = sorted(trials, key=lambda trial: trial.loss)
         if len(trials) == 1 or self.recorder.stopped:
             return trials[0]
-        held = held_out_rows(self.data.X, self._order)
+        held = rows_in_blocks(self.data.X, self._order)
         found = [held_out_densities(trial.kernel, self.data, *held) for trial in trials]
         return trials[choose(-torch.stack(found))]
 
@@ -360,48 +356,3 @@ def _value(function: Callable[[np.ndarray], float], theta: np.ndarray) -> float:
         return function(theta)
     except NotPositiveDefiniteError:
         return math.inf
-
-
-def noises_of(kernel, data: Data) -> Tensor:
-    """Variances (n,) of the noise of the observations under an expression with a WhiteKernel."""
-    return data.row_noise(data.X.new_tensor(theta_places(kernel)[2]))
-
-
-def held_out_rows(X: Tensor, order: Tensor) -> tuple[Tensor, Tensor]:
-    """Rows to predict, in blocks (b,), and those outside of all blocks (o,); of X (n, d).
-
-    A block is what is nearest, in standard units, to a row; `order` (n,) is a random one.
-    """
-    n = len(X)
-    spread = X.new_tensor(robust_std(X.cpu().numpy()))
-    inverse = 1 / torch.where(spread > 0, spread, 1.0)
-    centres = X[order[:VECCHIA_BLOCKS]]
-    blocks = NeighborSearch(RBF(inverse.reciprocal().cpu().numpy()), X).query(
-        centres, max(1, int(VECCHIA_BLOCK_SHARE * n))
-    )
-    inside = torch.zeros(n, dtype=torch.bool, device=X.device)
-    inside[blocks.reshape(-1)] = True
-    rows = order[inside[order]][:VECCHIA_START_ROWS]
-    return rows, (~inside).nonzero()[:, 0]
-
-
-@torch.no_grad()
-def held_out_densities(
-    kernel, data: Data, rows: Tensor, outside: Tensor, n_neighbors: int = VECCHIA_HELD_NEIGHBORS
-) -> Tensor:
-    """Log-densities (2 b,), in nats, of rows (b,) given others near them; means over the targets.
-
-    The first half given the nearest of all other observations, the second given the nearest of
-    the observations `outside` (o,) of all blocks that the rows lie in.
-    """
-    signal, X = split_noise(kernel)[0], data.X
-    noise = noises_of(kernel, data)
-    of_all = NeighborSearch(signal, X).query(X[rows], min(n_neighbors, len(X) - 1), rows)
-    beyond = NeighborSearch(signal, X[outside]).query(X[rows], min(n_neighbors, len(outside)))
-    found = []
-    for near in (of_all, outside[beyond]):
-        group = torch.cat([near, rows[:, None]], 1)
-        for tile in Conditionals(signal, X, group, noise):
-            e, D = tile.contrast(data.y.reshape(len(data), -1)), tile.variance[:, None]
-            found.append(-0.5 * ((2 * math.pi * D).log() + e.square() / D).mean(1))
-    return torch.cat(found)

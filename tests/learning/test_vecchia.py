@@ -17,10 +17,9 @@ from skgp.learning.vecchia import (
     approximation,
     choose_inducing,
     fit_joint_likelihood,
-    held_out_densities,
-    held_out_rows,
     neighbors_of,
 )
+from skgp.learning.vecchia_held_out import held_out_densities, rows_in_blocks
 from tests.reference import vecchia
 
 KERNEL = 1.3 * Matern([0.4, 0.7], nu=1.5) + WhiteKernel(0.2)
@@ -122,6 +121,44 @@ def test_search_of_few_rows_is_by_the_exact_evidence():
     assert found.kernel == fit_hyperparameters(kernels, data, generator=seeds[1]).kernel
 
 
+def far_and_near():
+    """A search of 3000 observations, and trials of two families: one far from fine detail."""
+    X = np.random.default_rng(0).random((3000, 2))
+    data = Data(torch.tensor(X), torch.tensor(np.sin(70 * X).sum(1)))
+    search = _Search(data, VecchiaSettings(n_neighbors=12), torch.Generator().manual_seed(0), None)
+    far = 1.0 * Matern([3.0, 3.0], nu=2.5) + WhiteKernel(0.5)
+    near = 1.0 * Matern([0.05, 0.05], nu=1.5) + WhiteKernel(1e-4)
+    losses = (search.evidence(k, search.settings).value(k.theta) for k in (far, near))
+    return search, *map(_Trial, (far, near), losses)
+
+
+def test_families_of_many_observations_go_on_from_the_likeliest():
+    search, far, near = far_and_near()
+    moved = search._nearer(far, near, search.settings)
+    assert moved.k1.k2.nu == 2.5 and np.array_equal(moved.theta, near.kernel.theta)
+    assert search._nearer(near, far, search.settings) is near.kernel
+    fewer = _Trial(1.0 * Matern(0.05, nu=1.5) + WhiteKernel(1e-4), -10.0)  # one length scale
+    assert search._nearer(far, fewer, search.settings) is far.kernel
+
+
+@pytest.mark.parametrize(
+    ("many", "gain", "rounds"), [(2999, 1.0, 2), (2999, 0.01, 1), (3000, 1, 0)]
+)
+def test_families_compete_in_rounds_while_the_likeliest_gains(many, gain, rounds, monkeypatch):
+    search, far, near = far_and_near()
+    climbed = []
+
+    def climb(kernel, settings, *, from_starts=False):
+        climbed.append(kernel)
+        return _Trial(kernel, -gain * ((len(climbed) - 1) // 3))
+
+    monkeypatch.setattr("skgp.learning.vecchia.JOINT_ROWS", many)
+    monkeypatch.setattr(search, "climb", climb)
+    monkeypatch.setattr(search, "best", lambda trials: trials)
+    found = search.best_family([far.kernel, near.kernel], far.kernel)
+    assert len(found) == 3 and len(climbed) == 3 * (1 + rounds)
+
+
 def test_search_stops_when_told():
     X = torch.rand(2600, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     data = Data(X, X.sum(1))
@@ -136,9 +173,9 @@ def test_search_stops_when_told():
     assert len(found.history) < 4
 
 
-def test_held_out_rows_lie_in_blocks():
+def test_rows_in_blocks_lie_in_blocks():
     data = drawn(1500, KERNEL)
-    rows, outside = held_out_rows(data.X, torch.randperm(1500, generator=torch.manual_seed(0)))
+    rows, outside = rows_in_blocks(data.X, torch.randperm(1500, generator=torch.manual_seed(0)))
     X = data.X / data.X.std(0)
     distance = torch.cdist(X[rows], X[outside]).amin(1)
     everyone = torch.cdist(X[rows], X).sort(1).values[:, 1]
