@@ -18,8 +18,8 @@ thousand rows in float32 and its preconditioner.
 Where K is large, its numerical rank is asked first (:func:`low_rank_factor`). Else one log density
 decides (`compare_routes`): held out are some observations at random, as in gapless
 data, and all of some discs, as spatial data with gaps need; the score of a route is the mean of the
-two mean log densities, and weights must gain on neighbours beyond its noise, to which a disc adds
-as one observation. A route is tried at a small size, and what it would gain at full size is
+two mean log densities, and weights must gain on neighbours by two standard errors, to which a disc
+adds as one observation. A route is tried at a small size, and what it would gain at full size is
 extrapolated:
 
 ==========  ============================================  =========================================
@@ -376,7 +376,7 @@ def compare_routes(p: Problem, weights: Plan, fit_weights: Callable[[Problem, Pl
         torch.zeros_like(halves).index_add_(0, unit, halves * each)
         for each in (torch.ones_like(halves), of_most - more, of_near)
     )
-    if improves(new / total, old / total, weight=total):
+    if improves(new / total, old / total, weight=total, n_errors=defaults.ROUTE_ERRORS):
         return replace(weights, reason=reason)
     return Plan("neighbors", defaults.N_NEIGHBORS, "cholesky", reason=reason)
 
