@@ -100,8 +100,9 @@ class ExactEvidence:
         scale = inverse.diagonal() + 0.0
         W = slope_(inverse, alpha)
         of_noise = W.diagonal() @ row_noise
-        noise = data.y.new_tensor(self._noise_at(theta))
-        of_noise = of_noise + self._like_K(data.log_power_slope(noise))
+        if place is not None and data.scatter is not None:
+            noise = data.y.new_full((), self._noise_at(theta))
+            of_noise = of_noise + self._like_K(data.log_power_slope(noise))
         residual = alpha / (scale if alpha.ndim == 1 else scale[:, None])
         found: Any = value, of_signal(W), of_noise, residual, 1 / scale
         if not self._gram.few:
@@ -129,8 +130,11 @@ class ExactEvidence:
 
     def _value(self, theta: np.ndarray, L: Any, alpha: Any) -> Any:
         """Of distinct inputs, and of the scatter within them."""
-        noise = self.data.y.new_tensor(self._noise_at(theta))
-        return log_density(L, self._y, alpha) + self._like_K(self.data.log_power(noise).sum())
+        value, data = log_density(L, self._y, alpha), self.data
+        if data.scatter is None:
+            return value
+        noise = data.y.new_full((), self._noise_at(theta))
+        return value + self._like_K(data.log_power(noise).sum())
 
 
 class TargetsEvidence:
