@@ -128,7 +128,7 @@ class Likelihood(TensorState, abc.ABC):
         Parameters
         ----------
         offset : Tensor or None
-            Broadcasts with the observations; None has no effect.
+            Broadcasts with the observations; None for no offsets, whatever there were.
 
         Returns
         -------
