@@ -359,7 +359,7 @@ class StateSpaceGPRegressor(SeriesScale, StreamingGPRegressor):
         generator = torch.Generator(x.device).manual_seed(seed)
         return self._states[0].samples(x, n_samples, generator, **noise).cpu().numpy()
 
-    # An average of Gaussians is none.
+    # ---- averages over hyper-parameters: mixtures of Gaussians
 
     @property
     def _is_averaged(self) -> bool:

@@ -25,7 +25,7 @@ to theta (the infinitesimal jackknife [3]_): with H the Hessian of the objective
 candidate needs smaller squared errors, by one and a half standard errors, as densities do not see
 what is rarer than 1 in n; or clearly better densities, by eight: of observations without noise a
 few at the edge have nearly all of the squared error; or an objective greater by a nat for every
-scale more (Akaike), and squared errors that are not greater by a standard error: of some dozen
+scale more [4]_, and squared errors that are not greater by a standard error: of some dozen
 observations even half the error may be within its noise.
 
 Predictions with one theta are too narrow still. The corrected residuals say by how much: amplitude
@@ -40,6 +40,7 @@ References
 .. [2] Eriksson and Jankowiak (2021), High-dimensional Bayesian optimization with sparse
    axis-aligned subspaces.
 .. [3] Giordano, Stephenson, Liu, Jordan and Broderick (2019), A Swiss Army infinitesimal jackknife.
+.. [4] Akaike (1974), A new look at the statistical model identification.
 """
 
 import math
@@ -347,7 +348,7 @@ class _Search:
         def gains(new: np.ndarray, old: np.ndarray, n_errors: float) -> bool:
             return improves(new, old, weight=weight, n_errors=n_errors)
 
-        if likelier and not gains(old.square / unit, new.square / unit, 1.0):
+        if likelier and not improves(old.square / unit, new.square / unit, weight=weight):
             return True
         return gains(new.loss, old.loss, settings.n_clear_errors) or gains(
             new.square / unit, old.square / unit, settings.n_errors

@@ -16,11 +16,10 @@ Memory is that of the machine (:mod:`skgp.linalg.runtime`), or as asked: 8 GB ho
 thousand rows in float32 and its preconditioner.
 
 Where K is large, its numerical rank is asked first (:func:`low_rank_factor`). Else one log density
-decides (`compare_routes`): held out are some observations at random, as in gapless
-data, and all of some discs, as spatial data with gaps need; the score of a route is the mean of the
-two mean log densities, and weights must gain on neighbours by two standard errors, to which a disc
-adds as one observation. A route is tried at a small size, and what it would gain at full size is
-extrapolated:
+decides (`compare_routes`): held out are some observations at random, as in gapless data, and all of
+some discs, as spatial data with gaps need; the score of a route is the mean of the two mean log
+densities. Weights must gain on neighbours by two standard errors, to which a disc adds as one unit.
+A route is tried at a small size, and what it would gain at full size is extrapolated:
 
 ==========  ============================================  =========================================
 route       tried                                         extrapolated
@@ -354,8 +353,7 @@ def compare_routes(p: Problem, weights: Plan, fit_weights: Callable[[Problem, Pl
     many = trials[-1] + more
     wide = local_posterior(kernel, rest, noise, defaults.EXACT_NEIGHBORS)
     some, alike = scored(defaults.EXACT_SCORED)
-    each = _log_densities(wide, noise, some) - _log_densities(near, noise, some)
-    gain = float(each @ alike)
+    gain = float((_log_densities(wide, noise, some) - _log_densities(near, noise, some)) @ alike)
     flops = defaults.CG_ITERATIONS * float(n) ** 2 * defaults.ENTRY_FLOPS
     affordable = flops <= defaults.CG_FLOPS.get(data.X.device.type, defaults.CG_FLOPS["cpu"])
     reason = (
@@ -369,14 +367,8 @@ def compare_routes(p: Problem, weights: Plan, fit_weights: Callable[[Problem, Pl
     )
     if affordable and local + gain > max(many, local) + defaults.LEAST_GAIN:
         return Plan("inducing", n, "cg", reason=reason)
-    # Observations of one disc err together: its mean is one of those that are compared.
-    alone = len(halves) - len(disc)
-    unit = torch.cat([torch.arange(alone, device=place.device), alone + place])
-    total, new, old = (
-        torch.zeros_like(halves).index_add_(0, unit, halves * each)
-        for each in (torch.ones_like(halves), of_most - more, of_near)
-    )
-    if improves(new / total, old / total, weight=total, n_errors=defaults.ROUTE_ERRORS):
+    unit = torch.cat([-1 - torch.arange(len(random), device=place.device), place])  # or a disc
+    if improves(of_most - more, of_near, weight=halves, unit=unit, n_errors=defaults.ROUTE_ERRORS):
         return replace(weights, reason=reason)
     return Plan("neighbors", defaults.N_NEIGHBORS, "cholesky", reason=reason)
 

@@ -6,7 +6,7 @@ mean of the differences :math:`d_i = \ell_{ki} - \ell_{bi}`,
 
 .. math:: s^2 = \frac{n}{n - 1} \frac{\sum_i w_i^2 (d_i - \bar d)^2}{(\sum_i w_i)^2},
 
-where, given folds, i counts the folds: observations of one fold share a fit and err together. With
+where i counts units of observations that err together, such as folds, which share a fit. With
 b the candidate of the least mean loss, the choice is the simplest k for which
 
 .. math:: \bar d \le \max(s, \delta).
@@ -48,6 +48,7 @@ def choose(
     losses: Array | Sequence[Array],  # (c, n) in nats, of the same rows; the simplest first
     *,
     weight: Array | None = None,  # (n,), not negative; its scale is without effect
+    unit: Array | None = None,  # (n,), numbers of the units; each its own by default
     least_effect: float = LEAST_EFFECT,  # delta, in nats
     least_share: float | None = None,  # of the least mean loss, which the least effect is at most
     n_errors: float = 1.0,  # standard errors that a gain must exceed
@@ -70,6 +71,8 @@ def choose(
     w = np.ones(table.shape[1]) if weight is None else _numpy(weight).astype(np.float64)
     judged = np.isfinite(table).any(0) & (w > 0)
     table, w = table[:, judged], w[judged]
+    if unit is not None:
+        table, w = _of_units(table, w, _numpy(unit)[judged])
     if not judged.any():
         return 0
     with np.errstate(invalid="ignore"):
@@ -118,6 +121,13 @@ def while_falling(
             break
         trials.append(trial)
     return trials
+
+
+def _of_units(table: np.ndarray, w: np.ndarray, unit: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Mean losses (c, u) of u units, and their weights (u,)."""
+    _, place = np.unique(unit, return_inverse=True)
+    total = np.bincount(place, w)
+    return np.stack([np.bincount(place, w * row) for row in table]) / total, total
 
 
 def _standard_error(difference: np.ndarray, w: np.ndarray) -> float:

@@ -300,13 +300,14 @@ class _Search:
         for _ in range(VECCHIA_ROUNDS if len(self.data) > JOINT_ROWS else 0):
             leader = min(trials, key=lambda trial: trial.loss)
             trials = [self.climb(self._nearer(trial, leader, few), few) for trial in trials]
-            if min(trial.loss for trial in trials) > leader.loss - VECCHIA_ROUND_GAIN:
+            gained = leader.loss - min(trial.loss for trial in trials)
+            if self.recorder.stopped or not gained >= VECCHIA_ROUND_GAIN:
                 break
         return self.best(trials)
 
     def _nearer(self, trial: _Trial, leader: _Trial, settings: VecchiaSettings) -> Any:
         """The kernel of a trial, or the same with the leader's hyper-parameters, if likelier."""
-        if len(leader.kernel.theta) != len(trial.kernel.theta):
+        if self.recorder.stopped or len(leader.kernel.theta) != len(trial.kernel.theta):
             return trial.kernel
         theta = np.clip(leader.kernel.theta, *trial.kernel.bounds.T)
         there = trial.kernel.clone_with_theta(theta)

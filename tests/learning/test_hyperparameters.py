@@ -144,16 +144,17 @@ def test_joint_likelihood_is_asked_in_few_columns_or_of_many_observations(rng, m
 
 
 def test_joint_search_in_many_columns_begins_at_the_kernel_of_neighbours_too(rng, monkeypatch):
+    """And goes on among all families from where that ends."""
     starts, rival = [], HyperparameterFit(2.0**2 * Matern(3.0, nu=0.5) + WhiteKernel(0.2))
 
-    def joint(kernels, data, settings, *, start=None, **options):
-        starts.append(start)
+    def joint(kernels, data, settings, *, start=None, known=None, **options):
+        starts.append((start, known))
         return rival
 
     for d in (2, 4):
         asked = dict(JOINT_ROWS=400, fit_joint_likelihood=joint)
         _, seen = _learned(_rough_surface(450, d, rng), monkeypatch, [0.0, 1.0, 1.0], **asked)
-    assert starts == [None, seen[0], None]
+    assert starts == [(None, None), (seen[0], None), (None, rival.kernel)]
 
 
 @pytest.mark.parametrize(

@@ -61,6 +61,23 @@ def test_choose_takes_the_simplest_within_one_standard_error_of_the_best():
     assert not improves(best + 1.0, best)
 
 
+def test_observations_of_a_unit_count_as_one():
+    """As their weighted means, given once: of 60 in 6 units the error is not that of 60."""
+    rng = np.random.default_rng(0)
+    unit, weight = np.repeat(np.arange(6), 10), rng.uniform(0.5, 2.0, 60)
+    d = np.array([3.0, -1.0, 1.0, -1.0, 1.0, -1.0])[unit] + 0.01 * rng.standard_normal(60)
+    assert choose([d, 0 * d], weight=weight) == 1
+    assert choose([d, 0 * d], weight=weight, unit=unit) == 0
+    total = np.bincount(unit, weight)
+    for shift in np.linspace(-0.5, 1.0, 16):
+        means = np.bincount(unit, weight * (d + shift)) / total
+        expected = choose([means, 0 * means], weight=total)
+        assert choose([d + shift, 0 * d], weight=weight, unit=unit) == expected
+        order = rng.permutation(60)
+        asked = {"weight": weight[order], "unit": 10 - 7 * unit[order]}
+        assert choose([(d + shift)[order], 0 * d], **asked) == expected
+
+
 def test_choose_weighs_observations_and_passes_over_those_of_weight_zero():
     losses = np.array([[1.0, 1.0, 1.0, 0.0], [0.0, 0.5, 0.5, 1000.0]])
     weight = np.array([2.0, 1.0, 1.0, 0.0])

@@ -20,6 +20,7 @@ from skgp.learning.vecchia import (
     neighbors_of,
 )
 from skgp.learning.vecchia_held_out import held_out_densities, rows_in_blocks
+from skgp.optim.stopping import LossRecorder
 from tests.reference import vecchia
 
 KERNEL = 1.3 * Matern([0.4, 0.7], nu=1.5) + WhiteKernel(0.2)
@@ -157,6 +158,16 @@ def test_families_compete_in_rounds_while_the_likeliest_gains(many, gain, rounds
     monkeypatch.setattr(search, "best", lambda trials: trials)
     found = search.best_family([far.kernel, near.kernel], far.kernel)
     assert len(found) == 3 and len(climbed) == 3 * (1 + rounds)
+
+
+def test_rounds_of_families_end_with_a_stopped_search(monkeypatch):
+    search, far, near = far_and_near()
+    monkeypatch.setattr("skgp.learning.vecchia.JOINT_ROWS", 2999)
+    search.recorder = LossRecorder(lambda step, info: True)
+    asked, evidence = [], search.evidence
+    monkeypatch.setattr(search, "evidence", lambda *of: asked.append(of) or evidence(*of))
+    search.best_family([far.kernel, near.kernel], None)
+    assert search.recorder.stopped and not asked
 
 
 def test_search_stops_when_told():

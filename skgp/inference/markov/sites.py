@@ -180,22 +180,21 @@ def climb(
     def is_to_stop() -> bool:
         return callback is not None and bool(callback(n_iter, {"loss": -point.elbo, "step": step}))
 
-    converged, stopped = False, is_to_stop()
-    gain = to_come = allowed = math.inf
-    while n_iter < max_iter and step >= SHORTEST and not stopped:
+    converged, stopped, settled, gain = False, is_to_stop(), False, math.inf
+    while n_iter < max_iter and step >= SHORTEST and not (stopped or converged):
         cautious = cautious and bool((point.curvature > 0).any())
         target = bound.targets(point, cautious)
-        little = bound.negligible if to_come > enough else allowed
+        # A mixed step may gain little by chance: what the next one promises is to be little, too.
+        little = SETTLED_MIX if settled else bound.negligible
         if not cautious and bound.expected_gain(point, *target) <= little * enough:
             converged = True
             break
-        if step == 1.0 and not cautious and bool((target[1] >= 0).all()):
-            # It may gain little by chance: what the next one promises is to be little, too.
-            aim, allowed = _mixed(mixing, bound, point, target), SETTLED_MIX
+        mixes = step == 1.0 and not cautious and bool((target[1] >= 0).all())
+        if mixes:
+            trial = bound(*_mixed(mixing, bound, point, target))
         else:
             mixing.restart()
-            aim, allowed = _part_way(point, target, step), math.inf
-        trial = bound(*aim)
+            trial = bound(point.beta.lerp(target[0], step), point.weight.lerp(target[1], step))
         n_iter += 1
         if trial is None or trial.elbo < point.elbo - trial.rounding:
             if len(mixing) < 2:
@@ -206,7 +205,8 @@ def climb(
         last, gain, point = gain, (trial.elbo - point.elbo) / step, trial
         # Gains shrink at least as fast as they did: what is to come is foretold by the last two.
         to_come = gain * min(1.0, gain / last) if 0 < last < math.inf else gain
-        to_come, stopped = math.inf if cautious else to_come, is_to_stop()
+        stopped, settled = is_to_stop(), to_come <= enough and not cautious
+        converged = settled and not mixes
         cautious = cautious and gain > max(enough, SETTLED * bound.total)
         step = min(1.0, 2 * step)
     return replace(point, n_iter=n_iter, converged=converged)
@@ -226,10 +226,6 @@ def _first_point(bound: SiteBound, start: tuple[Tensor, Tensor] | None) -> tuple
             parameter=None,
         )
     return point, True
-
-
-def _part_way(point: SiteFit, target: tuple[Tensor, Tensor], step: float) -> tuple[Tensor, Tensor]:
-    return point.beta.lerp(target[0], step), point.weight.lerp(target[1], step)
 
 
 def _mixed(

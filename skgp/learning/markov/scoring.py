@@ -107,19 +107,14 @@ def scored_climb(
         values.append(-least)
         if callback is not None and callback(len(values), {"loss": least / objective.total}):
             return True
-        return is_out_of_reach(values, worth)
+        risen = list(dict.fromkeys(values))  # steps that fell short gain nothing, and say nothing
+        if len(risen) < 3:
+            return False
+        first, second, third = risen[-3:]
+        return third + OUTLOOK * max(second - first, third - second) < worth
 
     x, least = minimize_scored(function, start, bounds, tell=ends, **options)
     return loss.search(x, -least, values)
-
-
-def is_out_of_reach(values: Sequence[float], worth: float) -> bool:
-    """Whether the gains of the last two of these steps do not promise the log evidence `worth`."""
-    risen = list(dict.fromkeys(values))  # steps that fell short gain nothing, and say nothing
-    if len(risen) < 3:
-        return False
-    first, second, third = risen[-3:]
-    return third + OUTLOOK * max(second - first, third - second) < worth
 
 
 def settle(

@@ -21,7 +21,7 @@ from skgp.learning.markov.objectives import (
 )
 from skgp.learning.markov.refinement import with_fine_form
 from skgp.learning.markov.regression import TermComponent, left_by_terms, with_terms
-from skgp.learning.markov.scoring import is_out_of_reach, settle, short_climb
+from skgp.learning.markov.scoring import settle, short_climb
 from skgp.learning.markov.search import Search, maximise
 from skgp.learning.markov.starts import likeliest_starts
 from skgp.learning.markov.structure import Structure
@@ -129,15 +129,8 @@ class SeriesSearch:
         ends: dict[str, Any] = {"knots": self.knots, "max_iter": few, "tol": CHOICE_TOL}
         for start, parameters in likeliest_starts(kernel, series, likelihood):
             objective = self.problem.evidence(sparse=self.knots is not None)
-            values, worth = list[float](), found.value + LEAST_EFFECT * series.total
-
-            def falls_short(_, info: dict, values=values, worth=worth) -> bool:
-                values.append(-info["loss"] * series.total)
-                return is_out_of_reach(values, worth)
-
-            ends |= {"parameters": parameters, "callback": falls_short}
-            near = maximise([start], objective, likelihood, **ends)
-            if near.value > worth:
+            near = maximise([start], objective, likelihood, parameters=parameters, **ends)
+            if near.value > found.value + LEAST_EFFECT * series.total:
                 found = self.climb(near.kernel, near.parameters)
         return found
 

@@ -1,6 +1,7 @@
 """Sites of a series against a dense variational GP with a free mean and covariance."""
 
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -9,12 +10,13 @@ from sklearn.gaussian_process.kernels import Matern
 
 from skgp.inference.markov.expectations import left_out_moments
 from skgp.inference.markov.series import Series, make_series
-from skgp.inference.markov.sites import fit_sites
+from skgp.inference.markov.sites import _mixed, fit_sites
 from skgp.inference.markov.smoother import evidence
 from skgp.kernels.sde import state_space
 from skgp.learning.markov.objectives import GaussianEvidence
 from skgp.likelihoods import Bernoulli, Gaussian, Laplace, Poisson, StudentT
 from skgp.optim.loop import NonFiniteLossError
+from skgp.optim.mixing import AndersonMixing
 from tests.reference.state_space import by_finite_differences
 from tests.reference.vgp import maximise_vgp
 
@@ -260,6 +262,17 @@ def test_rows_that_did_not_converge_keep_a_proper_variance():
     y, mean, var = (torch.ones(1, dtype=torch.float64) for _ in range(3))
     _, left = left_out_moments(Gaussian(0.1), y, mean, var)
     assert left.item() == pytest.approx(100.0)
+
+
+def test_mixed_sites_have_no_negative_weights():
+    """Residuals of -.1, then -.08, are 0 four moves on; a weight below 0 there is its target."""
+    bound = SimpleNamespace(whitened=lambda point, changes: changes.flatten(1))
+    mixing, zeros = AndersonMixing(), torch.zeros(2, dtype=torch.float64)
+    for weight, target in (([0.3, 1.0], [0.2, 0.9]), ([0.2, 0.9], [0.12, 0.82])):
+        point = SimpleNamespace(beta=zeros, weight=torch.tensor(weight).to(zeros))
+        found = _mixed(mixing, bound, point, (zeros, torch.tensor(target).to(zeros)))
+    expected = torch.tensor([0.12, 0.82 - 4 * 0.08]).to(zeros)
+    torch.testing.assert_close(found, (zeros, expected), rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize("kernel", [144 * Matern(0.7, nu=1.5), 144 * Matern(0.7, nu=2.5)])
