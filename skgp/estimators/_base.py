@@ -188,6 +188,13 @@ class BaseGP(DescribedEstimator, CallbackSupportMixin, BaseEstimator, metaclass=
                 "and its rows are dropped. Give the first rows to partial_fit, too."
             )
 
+    def _learn_warp(self, X: np.ndarray, targets: np.ndarray, *, chooses: bool) -> None:
+        """Decide on what scales the kernel sees columns; targets (n, c) may say."""
+
+    def _warped(self, X: np.ndarray) -> np.ndarray:
+        """Rows of X (n, d) on the scales on which the kernel sees columns."""
+        return X
+
     def _inputs(self, X: np.ndarray) -> Any:
         """Rows of X as the model sees them."""
         return X
@@ -290,7 +297,7 @@ class BaseGP(DescribedEstimator, CallbackSupportMixin, BaseEstimator, metaclass=
         inputs: Any = X
         if not is_valid(self, X):
             inputs = self._validated(X, reset=False)
-        return bounded_inputs(inputs, self.kernel_.is_stationary())
+        return self._warped(bounded_inputs(inputs, self.kernel_.is_stationary()))
 
     def _validate_scored(
         self, X: ArrayLike, y: ArrayLike, **checks: bool
@@ -298,7 +305,7 @@ class BaseGP(DescribedEstimator, CallbackSupportMixin, BaseEstimator, metaclass=
         """Return X (n, d) and y (n,) of observations to score; `checks` as of `validate_data`."""
         check_is_fitted(self)
         inputs, targets = self._validated(X, y, reset=False, **checks)
-        return bounded_inputs(inputs, self.kernel_.is_stationary()), targets
+        return self._warped(bounded_inputs(inputs, self.kernel_.is_stationary())), targets
 
     def _evaluate(self, functions: str, X: np.ndarray) -> Any:
         """Arrays of what the posterior says of X (n, d), by one transfer to its device and back.

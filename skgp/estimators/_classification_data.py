@@ -67,7 +67,8 @@ class ClassificationData(BaseGP):
         check_classes(classes, len(labels), sample_weight is not None)
         data = self._coded(X, labels, classes, weight)
         self._begin_fit()
-        return data
+        self._learn_warp(X, self._one_vs_rest(data), chooses=True)
+        return replace(data, X=to_tensor(self._warped(X)))
 
     def _labelled(self, blocks: Blocks, backend: Backend) -> MappedBlocks:
         """Set ``classes_``; the observations as `_validate_training` has them."""
@@ -157,7 +158,8 @@ class ClassificationData(BaseGP):
         data = self._coded(X, labels, known, weight)
         if first:
             self._begin_fit(informed=len(data.y.unique()) > 1)
-        return data
+            self._learn_warp(X, self._one_vs_rest(data), chooses=False)
+        return replace(data, X=to_tensor(self._warped(X)))
 
 
 def check_classes(classes: np.ndarray, n_rows: int, weighted: bool) -> None:

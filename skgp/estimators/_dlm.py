@@ -51,7 +51,7 @@ class DLMGPRegressor(SparseGPMixin, LikelihoodGPRegressor, StreamingGPRegressor)
         greatest evidence), and beyond 200, 400 or 800, more while held-out observations gain by
         them. Otherwise, where q has no closed form, it is 200.
     {inducing, init, hyperparameters, gradient, n_gradient_samples, degrees_of_freedom}
-    {optimizer, normalize_y, max_iter}
+    {warp_inputs, optimizer, normalize_y, max_iter}
     tol : float, default=1e-6
         Relative fall of the objective in an iteration below which to stop, 1e5 / n times as much
         with few observations: n at most `n_inducing` (twice that for counts), and 500.
@@ -67,7 +67,7 @@ class DLMGPRegressor(SparseGPMixin, LikelihoodGPRegressor, StreamingGPRegressor)
 
     Attributes
     ----------
-    {kernel_}
+    {kernel_, input_powers_}
     inducing_points_ : ndarray of shape (M, d)
     n_inducing_ : int
     beta_ : float
@@ -139,6 +139,7 @@ class DLMGPRegressor(SparseGPMixin, LikelihoodGPRegressor, StreamingGPRegressor)
         gradient="auto",
         n_gradient_samples=10,
         degrees_of_freedom="auto",
+        warp_inputs="auto",
         optimizer="auto",
         normalize_y=True,
         max_iter=200,

@@ -49,7 +49,8 @@ class DLMGPClassifier(SparseGPMixin, StreamingGPClassifier):
     n_inducing : int or "auto", default="auto"
         Number of inducing points M; lowered to the number of distinct inputs, with a warning.
         "auto" is 200, or the number of distinct inputs.
-    {inducing, init, hyperparameters, gradient, n_gradient_samples, class_weight, optimizer}
+    {inducing, init, hyperparameters, gradient, n_gradient_samples}
+    {warp_inputs, class_weight, optimizer}
     {max_iter}
     tol : float, default=1e-6
         Relative fall of the objective in an iteration below which to stop, 1e5 / n times as much
@@ -67,7 +68,7 @@ class DLMGPClassifier(SparseGPMixin, StreamingGPClassifier):
     Attributes
     ----------
     classes_ : ndarray of shape (n_classes,)
-    {kernel_}
+    {kernel_, input_powers_}
     inducing_points_ : ndarray of shape (M, d)
     n_inducing_ : int
     offset_ : ndarray of shape (1,) or (n_classes,)
@@ -138,6 +139,7 @@ class DLMGPClassifier(SparseGPMixin, StreamingGPClassifier):
         gradient="auto",
         n_gradient_samples=10,
         class_weight=None,
+        warp_inputs="auto",
         optimizer="auto",
         max_iter=200,
         tol=1e-6,

@@ -10,7 +10,7 @@ import torch
 from sklearn.gaussian_process.kernels import Kernel
 
 from skgp.data import Data
-from skgp.estimators._base import Backend, BaseGP, arrays
+from skgp.estimators._base import Backend, arrays
 from skgp.estimators._parameters import Auto, Interval, Option, StrOptions, options
 from skgp.estimators._reduction import (
     INITIALISERS,
@@ -18,6 +18,7 @@ from skgp.estimators._reduction import (
     inducing_points,
     warn_of_few_rows,
 )
+from skgp.estimators._warping import WarpedInputs
 from skgp.inference.collapsed import sparse_posterior
 from skgp.inference.sparse import SparseState
 from skgp.learning.defaults import FEW_ROWS
@@ -36,7 +37,7 @@ from skgp.models.dlm import SparseFit, fit_beta_path, fit_sparse
 from skgp.optim.stopping import StopRecorder
 
 
-class SparseGPMixin(BaseGP):
+class SparseGPMixin(WarpedInputs):
     """Parameters and fit of sparse GPs; an estimator class adds likelihood and predictions.
 
     The estimator has the parameters of ``_dlm_constraints``.
@@ -100,6 +101,7 @@ class SparseGPMixin(BaseGP):
     validation_fraction: float
 
     _dlm_constraints: dict[str, list[Any]] = {
+        **WarpedInputs._warp_constraints,
         "beta": [Interval(Real, 0, None, closed="left"), StrOptions({"auto"})],
         "n_inducing": [Interval(Integral, 1, None, closed="left"), StrOptions({"auto"})],
         "inducing": [StrOptions({"learned", "fixed"})],

@@ -58,6 +58,7 @@ _MODEL = (
     "method",
     "basis",
     "projection",
+    "warp_inputs",
     "normalize_y",
     "n_features_in_",
     "classes_",

@@ -64,7 +64,7 @@ class QSGPRegressor(QSGPFitting):
         Observations sampled an iteration of "sgd".
     n_support : int, default=500
         Rank of the control variate of "sgd"; 0 for none.
-    {augment, feature_map, optimizer}
+    {augment, feature_map, warp_inputs, optimizer}
     normalize_y : bool, default=True
         Centre and scale the targets, for Laplace noise by what outliers leave alone; ``kernel_`` is
         then in units of the scaled target.
@@ -97,7 +97,7 @@ class QSGPRegressor(QSGPFitting):
 
     Attributes
     ----------
-    {kernel_}
+    {kernel_, input_powers_}
     basis_, solver_, covariance_ : str
         The solver of relevance vectors is "sequential" by default.
     n_basis_ : int
@@ -214,6 +214,7 @@ class QSGPRegressor(QSGPFitting):
         n_support=500,
         augment=True,
         feature_map="orthogonal",
+        warp_inputs="auto",
         optimizer="auto",
         normalize_y=True,
         max_iter=None,

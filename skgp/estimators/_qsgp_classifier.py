@@ -54,7 +54,7 @@ class QSGPClassifier(QSGPClassifierFitting):
         Observations sampled an iteration of "sgd".
     n_support : int, default=200
         Observations that shape the directions of "sgd"; 0 for plain AdaGrad.
-    {augment, feature_map, class_weight, optimizer}
+    {augment, feature_map, warp_inputs, class_weight, optimizer}
     max_iter : int or None, default=None
         Newton steps (30 by default), or iterations of "sgd" (1000).
     tol : float or None, default=None
@@ -74,7 +74,7 @@ class QSGPClassifier(QSGPClassifierFitting):
     Attributes
     ----------
     classes_ : ndarray of shape (n_classes,)
-    {kernel_}
+    {kernel_, input_powers_}
     basis_, solver_, covariance_ : str
     n_basis_ : int
     reason_ : str
@@ -171,6 +171,7 @@ class QSGPClassifier(QSGPClassifierFitting):
         augment=True,
         feature_map="orthogonal",
         class_weight=None,
+        warp_inputs="auto",
         optimizer="auto",
         max_iter=None,
         tol=None,

@@ -16,12 +16,13 @@ from torch import Tensor
 
 from skgp.blocks import MappedBlocks
 from skgp.data import Data
-from skgp.estimators._base import Backend, BaseGP, to_tensor
+from skgp.estimators._base import Backend, to_tensor
 from skgp.estimators._base_regressor import StreamingGPRegressor
 from skgp.estimators._fitting import Callback, FitSession
 from skgp.estimators._log_scale import LogScale
 from skgp.estimators._parameters import Interval, StrOptions, warn_at_bounds
 from skgp.estimators._reduction import cluster_centres
+from skgp.estimators._warping import WarpedInputs
 from skgp.estimators.defaults import GRAPH_COPIES
 from skgp.inference.weights.gram import StreamingGram
 from skgp.kernels.expression import split_noise
@@ -41,6 +42,7 @@ from skgp.models import qsgp
 from skgp.models.qsgp import Problem
 
 CONSTRAINTS: dict[str, list[Any]] = {
+    **WarpedInputs._warp_constraints,
     "n_basis": [Interval(Integral, 1, None, closed="left"), None],
     "n_dense_columns": [Interval(Integral, 1, None, closed="left")],
     "basis_batch_size": [Interval(Integral, 1, None, closed="left")],
@@ -64,7 +66,7 @@ OPTIONAL = {
 }
 
 
-class QSGPMixin(BaseGP):
+class QSGPMixin(WarpedInputs):
     """Plans, options, warm starts and fitted attributes of both QSGP estimators.
 
     Parameters

@@ -233,12 +233,12 @@ def _choose(
     rows = random_state.permutation(distinct_rows(X))[: defaults.SPREAD_CANDIDATES]
     if len(rows) <= 2 * defaults.SPREAD_NEIGHBORS:
         return plain
-    losses = [_left_out_losses(each(X[rows]), targets[rows]) for each in (plain, scaled)]
+    losses = [left_out_losses(each(X[rows]), targets[rows]) for each in (plain, scaled)]
     clear = improves(losses[1], losses[0], n_errors=defaults.SPREAD_ERRORS, least_effect=0.0)
     return scaled if clear else plain
 
 
-def _left_out_losses(Z: np.ndarray, targets: np.ndarray) -> np.ndarray:
+def left_out_losses(Z: np.ndarray, targets: np.ndarray) -> np.ndarray:
     """Squared errors (p,) of some rows predicted by the mean of those nearest to each."""
     p = min(defaults.SPREAD_COMPARED, len(Z))
     search = NearestNeighbors(n_neighbors=defaults.SPREAD_NEIGHBORS + 1, algorithm="brute").fit(Z)
@@ -279,7 +279,8 @@ def components_predict_better(estimator: Any, data: Data, seed: int) -> bool:
         parameters["likelihood"] = "gaussian"
     losses = []
     for projection in (None, min(defaults.MANY_COLUMNS, len(rows))):
-        trial = type(estimator)(projection=projection, random_state=seed, **parameters)
+        parameters |= {"projection": projection, "warp_inputs": False, "random_state": seed}
+        trial = type(estimator)(**parameters)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # what the fit itself does warns by itself
             trial.fit(X[rows], y[rows], **given)

@@ -101,6 +101,8 @@ class RegressionData(LatentFunction):
         X, y, sample_weight = keep_weighted_rows(X, self._checked_target(y), sample_weight)
         if reset:
             self._begin_fit(informed=len(y) > 1)
+            self._learn_warp(X, y, chooses=not stream)
+        X = self._warped(X)
         relative = self._relative_weight(X, y, sample_weight, reset=reset)
         if reset and not stream:
             self._choose_scale(X, y, relative)

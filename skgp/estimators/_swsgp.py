@@ -94,7 +94,8 @@ class SWSGPRegressor(SWSGPMixin, LikelihoodGPRegressor, StreamingGPRegressor):
         standard deviations if observations are predicted better by their neighbours then. "auto" is
         50 with ``kernel=None``, more than 50 columns and fewer neighbours than observations, if
         fits to some observations then predict others better; else None.
-    {degrees_of_freedom, optimizer, normalize_y, max_iter, tol, learning_rate, batch_size}
+    {degrees_of_freedom}
+    {warp_inputs, optimizer, normalize_y, max_iter, tol, learning_rate, batch_size}
     warm_start : bool, default=False
         Keep the hyper-parameters of the last fit and, where the inducing points are the same, start
         from its posterior. Another kernel, method, likelihood, projection or number of columns
@@ -108,7 +109,7 @@ class SWSGPRegressor(SWSGPMixin, LikelihoodGPRegressor, StreamingGPRegressor):
 
     Attributes
     ----------
-    {kernel_}
+    {kernel_, input_powers_}
     inducing_points_ : ndarray of shape (M, d)
         In the coordinates of the projection, if there is one.
     n_inducing_ : int
@@ -200,6 +201,7 @@ class SWSGPRegressor(SWSGPMixin, LikelihoodGPRegressor, StreamingGPRegressor):
         joint_prediction="local",
         projection="auto",
         degrees_of_freedom="auto",
+        warp_inputs="auto",
         optimizer="auto",
         normalize_y=True,
         max_iter=None,

@@ -106,7 +106,7 @@ class SWSGPClassifier(ProjectedClassifierMixin, SWSGPMixin, StreamingGPClassifie
         standard deviations if observations are predicted better by their neighbours then. "auto" is
         50 with ``kernel=None``, more than 50 columns and fewer neighbours than observations, unless
         these predict held-out labels better.
-    {class_weight, optimizer, max_iter, tol, learning_rate, batch_size}
+    {warp_inputs, class_weight, optimizer, max_iter, tol, learning_rate, batch_size}
     warm_start : bool, default=False
         Keep the hyper-parameters of the last fit and, where the inducing points are the same, start
         from its posterior. Another kernel, method, likelihood, projection, number of columns or set
@@ -121,7 +121,7 @@ class SWSGPClassifier(ProjectedClassifierMixin, SWSGPMixin, StreamingGPClassifie
     Attributes
     ----------
     classes_ : ndarray of shape (n_classes,)
-    {kernel_}
+    {kernel_, input_powers_}
     inducing_points_ : ndarray of shape (M, d)
         In the coordinates of the projection, if there is one.
     n_inducing_ : int
@@ -214,6 +214,7 @@ class SWSGPClassifier(ProjectedClassifierMixin, SWSGPMixin, StreamingGPClassifie
         polish=False,
         projection="auto",
         class_weight=None,
+        warp_inputs="auto",
         optimizer="auto",
         max_iter=None,
         tol=1e-4,

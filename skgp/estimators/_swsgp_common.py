@@ -23,6 +23,7 @@ from skgp.estimators._reduction import (
     warn_of_few_rows,
 )
 from skgp.estimators._vecchia import VecchiaMixin
+from skgp.estimators._warping import WarpedInputs
 from skgp.estimators.defaults import (
     POLISHED_SHARE,
     SWSGP_BLOCKS_INDUCING,
@@ -39,7 +40,7 @@ from skgp.linalg import warn_caller
 from skgp.models.swsgp import SWSGPFit, fit_swsgp
 
 
-class SWSGPMixin(ProjectionMixin):
+class SWSGPMixin(ProjectionMixin, WarpedInputs):
     """Parameters, inducing points and predictions; an estimator adds the likelihood.
 
     The estimator has the parameters of ``_swsgp_constraints``.
@@ -104,6 +105,7 @@ class SWSGPMixin(ProjectionMixin):
         "neighbors": [StrOptions({"auto", "exact", "faiss"})],
         "solver": [StrOptions({"auto", "natural", "adam"})],
         **ProjectionMixin._projection_constraints,
+        **WarpedInputs._warp_constraints,
         "polish": ["boolean", StrOptions({"auto"})],
         "max_iter": [Interval(Integral, 1, None, closed="left"), None],
         "tol": [Interval(Real, 0, None, closed="left")],

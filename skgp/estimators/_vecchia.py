@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from skgp.data import Data
-from skgp.estimators._base import Backend, BaseGP, to_tensor
+from skgp.estimators._base import Backend, to_tensor
 from skgp.estimators._base_regressor import LikelihoodGPRegressor
 from skgp.estimators._fitting import FitSession
 from skgp.estimators._parameters import (
@@ -20,6 +20,7 @@ from skgp.estimators._parameters import (
     options,
 )
 from skgp.estimators._reduction import warn_of_few_rows
+from skgp.estimators._warping import WarpedInputs
 from skgp.estimators.defaults import (
     VECCHIA_LABELS,
     VECCHIA_MAXIMIN_COLUMNS,
@@ -36,7 +37,7 @@ from skgp.linalg.runtime import to_arrays
 from skgp.models.vecchia import VecchiaFit, fit_vecchia, fit_vecchia_numbers
 
 
-class VecchiaMixin(BaseGP):
+class VecchiaMixin(WarpedInputs):
     """Neighbours, inducing points and order.
 
     Parameters
@@ -58,6 +59,7 @@ class VecchiaMixin(BaseGP):
     """
 
     _vecchia_constraints: dict[str, list[Any]] = {
+        **WarpedInputs._warp_constraints,
         "n_neighbors": [Interval(Integral, 0, None, closed="left")],
         "n_inducing": [Interval(Integral, 0, None, closed="left"), None],
         "ordering": [StrOptions({"auto", "maximin", "random"})],
@@ -187,7 +189,7 @@ class VecchiaGPRegressor(VecchiaMixin, LikelihoodGPRegressor):
     {ordering}
     {likelihood}
         The log-density must be twice differentiable in f.
-    {link, degrees_of_freedom, optimizer, normalize_y}
+    {link, degrees_of_freedom, warp_inputs, optimizer, normalize_y}
     max_iter : int, default=30
         Iterations of L-BFGS-B, at most, of each of three stages of the search (two, unless the
         noise is Gaussian).
@@ -201,7 +203,7 @@ class VecchiaGPRegressor(VecchiaMixin, LikelihoodGPRegressor):
 
     Attributes
     ----------
-    {kernel_, n_neighbors_}
+    {kernel_, input_powers_, n_neighbors_}
     inducing_points_ : ndarray of shape (m, d)
     n_inducing_ : int
     ordering_ : {"maximin", "random"}
@@ -285,6 +287,7 @@ class VecchiaGPRegressor(VecchiaMixin, LikelihoodGPRegressor):
         likelihood="auto",
         link="exp",
         degrees_of_freedom="auto",
+        warp_inputs="auto",
         optimizer="auto",
         normalize_y=True,
         max_iter=30,

@@ -59,7 +59,7 @@ class VecchiaGPClassifier(ProjectedClassifierMixin, VecchiaMixin, BaseGPClassifi
         standard deviations if observations are predicted better by their neighbours then. "auto" is
         50 with ``kernel=None`` and more than 50 columns, unless these predict labels held out
         better.
-    {class_weight, optimizer}
+    {warp_inputs, class_weight, optimizer}
     max_iter : int, default=0
         Iterations of L-BFGS-B, at most, by which the evidence of `batch_size` of more than 2500
         observations improves on amplitude and common length scale of a dense GP on fewer, before
@@ -77,7 +77,7 @@ class VecchiaGPClassifier(ProjectedClassifierMixin, VecchiaMixin, BaseGPClassifi
     Attributes
     ----------
     classes_ : ndarray of shape (n_classes,)
-    {kernel_, n_neighbors_}
+    {kernel_, input_powers_, n_neighbors_}
     inducing_points_ : ndarray of shape (m, d)
         In the coordinates of the projection, if there is one.
     n_inducing_ : int
@@ -153,6 +153,7 @@ class VecchiaGPClassifier(ProjectedClassifierMixin, VecchiaMixin, BaseGPClassifi
         likelihood="logit",
         projection="auto",
         class_weight=None,
+        warp_inputs="auto",
         optimizer="auto",
         max_iter=0,
         tol=1e-3,

@@ -207,8 +207,9 @@ def test_partial_fit_takes_one_target(model, data):
 @pytest.mark.parametrize("gains", [[1.0, 0.5], [1.0, -3.0]])
 def test_a_projection_is_judged_by_all_targets(gains, data):
     class Judged(BaseEstimator):
-        def __init__(self, projection=None, random_state=None):
+        def __init__(self, projection=None, warp_inputs="auto", random_state=None):
             self.projection, self.random_state = projection, random_state
+            self.warp_inputs = warp_inputs
 
         def fit(self, X, y):
             return self
