@@ -24,12 +24,13 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 
 from skgp.blocks import MappedBlocks
 from skgp.data import Data
-from skgp.estimators._compat import CallbackSupportMixin, check_sample_weight
 from skgp.estimators._fitting import FitSession, asked_model, shape_of
 from skgp.estimators._parameters import (
+    CallbackSupportMixin,
     DescribedEstimator,
     StrOptions,
     check_likelihood,
+    check_sample_weight,
     warn_at_bounds,
     warn_of_idle_options,
 )

@@ -19,10 +19,14 @@ from sklearn.gaussian_process.kernels import RBF, ConstantKernel, Kernel, WhiteK
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import validate_data
 
-from skgp.estimators._compat import CallbackSupportMixin
 from skgp.estimators._fitting import FitSession
 from skgp.estimators._kernels import noise_on_top
-from skgp.estimators._parameters import DescribedEstimator, Interval, StrOptions
+from skgp.estimators._parameters import (
+    CallbackSupportMixin,
+    DescribedEstimator,
+    Interval,
+    StrOptions,
+)
 from skgp.estimators._predictive import is_constant
 from skgp.estimators._validation import is_valid, told_of_text
 from skgp.estimators.defaults import (

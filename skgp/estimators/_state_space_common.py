@@ -16,7 +16,6 @@ from skgp.data import Data
 from skgp.estimators._base import Backend, arrays, to_tensor
 from skgp.estimators._blocks import over_rows
 from skgp.estimators._fitting import within_limits
-from skgp.estimators._interactions import warn_of_interactions
 from skgp.estimators._kernels import process_kernels
 from skgp.estimators._parameters import Auto, Interval, Option, StrOptions, options
 from skgp.estimators._reduction import warn_of_few_rows
@@ -28,6 +27,7 @@ from skgp.estimators._state_space_states import (
     kernel_of,
     parts_of,
     series_of,
+    warn_of_interactions,
 )
 from skgp.estimators._time import IndexedOutput
 from skgp.estimators.defaults import (

@@ -1,6 +1,11 @@
-"""States of state-space estimators: the data they are fitted to, and the kernels in them."""
+"""States of state-space estimators: their data, their kernels, and columns that act together."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
 
 import torch
+from sklearn.base import is_classifier
 from sklearn.gaussian_process.kernels import Kernel, Sum
 
 from skgp.data import Data
@@ -12,6 +17,9 @@ from skgp.inference.markov.states import InducingState, SeriesState
 from skgp.inference.markov.terms import Terms
 from skgp.kernels import StateSpace, state_space
 from skgp.kernels.expression import summands
+from skgp.learning.markov.additive import missed_interaction, rows_to_look_at
+from skgp.likelihoods import Likelihood
+from skgp.linalg import warn_caller
 
 Exact = SeriesState | AveragedState
 State = Exact | InducingState | AdditiveState
@@ -72,3 +80,38 @@ def kernel_of(state: State) -> Kernel:
         pairs = [Sum(*pair) for pair in zip(kernels[::2], kernels[1::2], strict=False)]
         kernels = pairs + kernels[len(kernels) - len(kernels) % 2 :]
     return kernels[0]
+
+
+def warn_of_interactions(
+    estimator: Any,
+    states: Sequence[Any],  # `AdditiveState`s
+    columns: Sequence[int],
+    data: Data,
+    likelihood: Likelihood,
+) -> None:
+    """Warn of two columns that act together, which a sum of functions of one each misses.
+
+    The data are those of the fit with all columns of X; `columns` are those that have a component.
+    """
+    if len(columns) < 2:
+        return
+    some = rows_to_look_at(replace(data, y=data.y.reshape(len(data), -1)), len(columns))
+    for state, y in zip(states, some.y.T, strict=True):
+        rows = some.X[:, list(columns)]
+        mean = state.mean(rows.to(state.device)).cpu()
+        found = missed_interaction(
+            state.kernels, replace(some, y=y), mean, state.offset, likelihood
+        )
+        if found is None:
+            continue
+        *pair, gain = found
+        names = getattr(estimator, "feature_names_in_", range(estimator.n_features_in_))
+        first, second = (str(names[columns[place]]) for place in pair)
+        kind = "Classifier" if is_classifier(estimator) else "Regressor"
+        warn_caller(
+            f"Columns {first} and {second} of X act together: the model is a sum of functions of "
+            f"one column each, and a function of both promises {gain:.2g} nats per observation "
+            f"more. Use skgp.SWSGP{kind} or skgp.GaussianProcess{kind}, whose kernels take all "
+            "columns."
+        )
+        return

@@ -13,7 +13,7 @@ from skgp.estimators._parameters import Interval, StrOptions, keep_parameters
 from skgp.estimators._reduction import ProjectedClassifierMixin
 from skgp.estimators._vecchia import VecchiaMixin
 from skgp.estimators.defaults import VECCHIA_LABELS, VECCHIA_NEIGHBORS
-from skgp.inference.vecchia.latent_posterior import LatentPosterior
+from skgp.inference.vecchia.laplace import LatentPosterior
 from skgp.models.vecchia import fit_vecchia_classifier
 
 

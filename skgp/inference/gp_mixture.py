@@ -20,7 +20,9 @@ import torch
 from scipy.special import log_ndtr, logsumexp, ndtri
 from torch import Tensor
 
+from skgp.data import Data
 from skgp.inference import defaults
+from skgp.kernels.expression import split_noise, theta_places
 from skgp.linalg.cholesky import semidefinite_root
 from skgp.linalg.runtime import TensorState, to_arrays
 
@@ -29,12 +31,33 @@ RNG = np.random.Generator | np.random.RandomState
 
 
 class GPMixture(TensorState):
-    """What all have; of `_X` (n, d), `_shares` (S,) and the attributes that stand here."""
+    """What all have."""
 
-    weights: np.ndarray  # (S,), of sum one
-    noise: np.ndarray  # (S,), variances
-    _X: Tensor
-    _shares: Tensor  # the weights
+    def __init__(
+        self,
+        kernel: Any,  # with a WhiteKernel summand at the top level
+        data: Data,  # training rows, float64
+        u: np.ndarray,  # (S, kernel.n_dims), logarithms of the hyper-parameters of each sample
+        weights: np.ndarray | None,  # (S,), positive, in any scale; None for equal ones
+    ) -> None:
+        u = np.asarray(u, dtype=float)
+        weights = np.ones(len(u)) if weights is None else np.asarray(weights, dtype=float)
+        places, noise_place, level = theta_places(kernel)
+        self._signal, self._data = split_noise(kernel)[0], data
+        self._theta = data.X.new_tensor(u[:, places])
+        self.weights = weights / weights.sum()  # (S,), of sum one
+        self._shares = data.X.new_tensor(self.weights)  # the same
+        #: Variances (S,).
+        self.noise = np.full(len(u), level) if noise_place is None else np.exp(u[:, noise_place])
+
+    @property
+    def _X(self) -> Tensor:
+        """Training inputs (n, d)."""
+        return self._data.X
+
+    def _row_noise(self, s: int) -> Tensor:
+        """Variances (n,) of the noise of each training row under sample s."""
+        return self._data.row_noise(self._X.new_tensor(float(self.noise[s]))).contiguous()
 
     def _component_means(self, Z: Tensor) -> Tensor:
         """Mean (S, t) of f at the rows of Z (t, d) under each sample."""

@@ -18,18 +18,13 @@ import torch
 from torch import Tensor
 
 from skgp.inference.defaults import ONLINE_STEPS, ONLINE_TOL
-from skgp.inference.newton import (
-    PointLikelihood,
-    check_unweighted,
-    fit_newton,
-    newton_problem,
-    prior_variances,
-)
+from skgp.inference.newton import check_unweighted, fit_newton, newton_problem, prior_variances
 from skgp.inference.newton_loop import Modes
 from skgp.inference.weights.bases import Basis
 from skgp.inference.weights.design import StreamedDesign
 from skgp.inference.weights.gram import optimal_gaussian, optimal_std
 from skgp.inference.weights.posterior import ClassifierPosterior, WeightGaussian
+from skgp.likelihoods import Likelihood
 from skgp.linalg import NumericalWarning, warn_caller
 from skgp.linalg.cholesky import jittered_cholesky, reverse_cholesky
 from skgp.linalg.runtime import TensorState
@@ -161,7 +156,7 @@ class OnlineLaplace(TensorState):
     precision: Tensor
     offset: Tensor
 
-    def __init__(self, basis: Basis, offset: Tensor, likelihood: PointLikelihood):
+    def __init__(self, basis: Basis, offset: Tensor, likelihood: Likelihood):
         m, c = basis.n_features, len(offset)
         self.basis, self.likelihood, self.offset = basis, likelihood, offset.double()
         self.weights = torch.zeros(m, c, dtype=torch.float64, device=offset.device)

@@ -35,10 +35,10 @@ from skgp.data import Data
 from skgp.inference import defaults
 from skgp.inference.gp_mixture import RNG, GPMixture
 from skgp.inference.pathwise import affordable_rank, nystrom_root, pivots_of, prior_draws
-from skgp.kernels import FourierFeatures, gram_tile, has_spectral_density, split_noise, stationary
+from skgp.kernels import FourierFeatures, gram_tile, has_spectral_density, stationary
 from skgp.kernels.defaults import STORED_SHARE
 from skgp.kernels.distances import METRICS, origin
-from skgp.kernels.expression import Binder, Node, built_in, theta_places
+from skgp.kernels.expression import Binder, Node, built_in
 from skgp.kernels.gram import covariance, evaluate_tile, variance
 from skgp.kernels.operators import RowOperator
 from skgp.linalg.cg import block_cg
@@ -150,32 +150,22 @@ class MixtureState(GPMixture):
         rank: int = 200,  # of the preconditioner, at most: as the budget allows
         callback: Callback | None = None,  # of `block_cg`, which solves for alpha
     ) -> None:
-        u = np.asarray(u, dtype=float)
-        weights = np.ones(len(u)) if weights is None else np.asarray(weights, dtype=float)
-        signal, _ = split_noise(kernel)
-        places, noise_place, noise_level = theta_places(kernel)
-        self._signal, self._bind = signal, Binder(signal)
-        self._X, self._y = data.X.clone(), data.y.clone()
-        self._row_weight = None if data.weight is None else data.weight.clone()
-        self._theta = data.X.new_tensor(u[:, places])
-        self.weights = weights / weights.sum()  # (S,), of sum one
-        self._shares = data.X.new_tensor(self.weights)  # the same
-        noise = np.full(len(u), noise_level) if noise_place is None else np.exp(u[:, noise_place])
-        self.noise, self.solver = noise, solver  # noise (S,): variances
+        super().__init__(kernel, data.map(torch.clone), u, weights)
+        self._bind, self.solver = Binder(self._signal), solver
         rank = affordable_rank(len(self._X), rank)
         self._dtype, self._rank = dtype, rank
         self._factors: dict[int, Tensor] = {}
         self._pivots = self._choose_pivots(rank if solver == "cg" else 0)
         fit = 8.0 * len(u) * len(self._X) ** 2 <= self._factor_bytes()
-        few = len(self._X) <= defaults.FEW_MIXED_ROWS and built_in(signal)
+        few = len(self._X) <= defaults.FEW_MIXED_ROWS and built_in(self._signal)
         self._together = solver == "cholesky" and few and fit
         self._alpha = self._solutions(callback)
 
     def _solutions(self, callback: Callback | None) -> Tensor:
         """Alpha (S, n)."""
         if self._together:
-            return cho_solve(self._all_factors(), self._y.expand(self.n_samples, -1))
-        y, parts = self._y[:, None], self._components(keep=False)
+            return cho_solve(self._all_factors(), self._data.y.expand(self.n_samples, -1))
+        y, parts = self._data.y[:, None], self._components(keep=False)
         columns = [each.solve(y, callback) for _, _, each in parts]
         return torch.cat(columns, 1).T.contiguous()
 
@@ -188,10 +178,8 @@ class MixtureState(GPMixture):
 
     def at(self, kernel: Any, u: np.ndarray) -> "MixtureState":
         """The same rows under the hyper-parameters u (kernel.n_dims,) alone."""
-        data = Data(self._X, self._y, self._row_weight)
-        return MixtureState(
-            kernel, data, u[None], solver=self.solver, dtype=self._dtype, rank=self._rank
-        )
+        settings: dict[str, Any] = {"dtype": self._dtype, "rank": self._rank}
+        return MixtureState(kernel, self._data, u[None], solver=self.solver, **settings)
 
     # ----------------------------------------------------------------------------- predictions
 
@@ -253,7 +241,7 @@ class MixtureState(GPMixture):
         weights = Z.new_tensor(rng.standard_normal((n_features, n_draws)))
         g, out = (prior_draws(features, rows, weights) for rows in (self._X, Z))
         g += self._row_noise(s).sqrt()[:, None] * Z.new_tensor(rng.standard_normal(g.shape))
-        solution = inverse.solve(self._y[:, None] - g)
+        solution = inverse.solve(self._data.y[:, None] - g)
         for rows, K in self._tiles(node, Z):
             out[rows] += K.T @ solution
         return out
@@ -369,11 +357,6 @@ class MixtureState(GPMixture):
     def _factor_bytes(self) -> float:
         """What the factors that "cholesky" keeps may take; one at a time is made in any case."""
         return min(defaults.FACTOR_BYTES, memory_budget(self._X.device))
-
-    def _row_noise(self, s: int) -> Tensor:
-        """Diagonal (n,) of D under sample s."""
-        noise = self._y.new_full(self._y.shape, float(self.noise[s]))
-        return noise if self._row_weight is None else noise / self._row_weight
 
     def _factor(self, node: Node, D: Tensor) -> Tensor:
         n = len(self._X)

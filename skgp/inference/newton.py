@@ -21,7 +21,7 @@ features.
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -30,19 +30,10 @@ from skgp.inference.defaults import EXACT_FLOPS, PRECONDITIONER_DRAWS
 from skgp.inference.newton_loop import Modes, newton_steps
 from skgp.inference.weights.design import StreamedDesign
 from skgp.inference.weights.directions import CGDirections, Direction, exact_directions
+from skgp.likelihoods import Likelihood
 from skgp.linalg.runtime import Callback
 
 Directions = Callable[[Any, Tensor, Tensor, Tensor, Tensor], Direction]
-
-
-class PointLikelihood(Protocol):
-    """What Newton's method asks of a likelihood; everything elementwise."""
-
-    def log_prob(self, y: Tensor, f: Tensor) -> Tensor:
-        """Return ``log p(y | f)`` in nats."""
-
-    def derivatives(self, y: Tensor, f: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the first two derivatives of ``log p(y | f)`` with respect to f."""
 
 
 @dataclass(frozen=True)
@@ -145,7 +136,7 @@ class NewtonProblem:
     """The columns that are still being solved for; every tensor float64."""
 
     design: StreamedDesign
-    likelihood: PointLikelihood
+    likelihood: Likelihood
     Y: Tensor  # (n, k)
     offset: Tensor  # (k,) or (n, k)
     precision: Tensor  # (k,), 1 / a
@@ -186,7 +177,7 @@ class NewtonProblem:
 def newton_problem(
     design: StreamedDesign,
     Y: Tensor,
-    likelihood: PointLikelihood,
+    likelihood: Likelihood,
     *,
     offset: Tensor | None = None,
     prior_variance: float | Tensor = 1.0,
@@ -200,7 +191,7 @@ def newton_problem(
         :math:`\Phi`, without sample weights.
     Y : Tensor of shape (n, c)
         Observations, a column a problem.
-    likelihood : PointLikelihood
+    likelihood : Likelihood
         Log-concave in f, e.g. `skgp.likelihoods.Bernoulli`.
     offset : Tensor of shape (c,) or (n, c), optional
         Constants :math:`o_j` of the latent functions; 0 by default.

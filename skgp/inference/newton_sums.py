@@ -22,11 +22,12 @@ from torch import Tensor
 
 from skgp.data import Data
 from skgp.inference.defaults import MADE_OF
-from skgp.inference.newton import PointLikelihood, check_start, newton_problem, prior_variances
+from skgp.inference.newton import check_start, newton_problem, prior_variances
 from skgp.inference.newton_loop import Modes, newton_steps
 from skgp.inference.weights.bases import Basis
 from skgp.inference.weights.design import StreamedDesign
 from skgp.inference.weights.directions import Direction
+from skgp.likelihoods import Likelihood
 from skgp.linalg.cholesky import cho_solve, jittered_cholesky
 from skgp.linalg.runtime import Callback, tile_rows
 
@@ -51,7 +52,7 @@ class ClassRows:
     """The model that observations are seen through; picklable, for whoever has the blocks."""
 
     basis: Basis
-    likelihood: PointLikelihood
+    likelihood: Likelihood
     offset: Tensor  # (c,)
 
     def __call__(

@@ -1,6 +1,6 @@
 """The leaves of kernel expressions: one class a kernel, which owns all its evaluations.
 
-Stationary leaves are functions of the squared distance (:mod:`.profiles`). Inputs are centred
+Stationary leaves are functions of the squared distance (:mod:`.distances`). Inputs are centred
 first, so that data far from the origin lose no digits.
 
 A new leaf is a class here and an entry in `LEAVES`.
@@ -25,13 +25,16 @@ from sklearn.gaussian_process.kernels import (
 from torch import Tensor
 
 from .distances import (
+    PROFILES,
     Metric,
+    Profile,
     by_differences_where_near,
     correct_far_,
     exp_decay_,
+    matern32,
+    matern52,
     scaled_inputs,
 )
-from .profiles import PROFILES, Profile, matern32, matern52
 from .special import gamma_quantile, harmonic_weight, scaled_bessel
 from .specs import SHO, Cosine, LocalLinearTrend, check_one_column
 

@@ -199,7 +199,7 @@ class _StationaryLeaf:
 
 
 def profile_of_few(nu: float, s: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """k(s) and k'(s) of RBF (nu = inf) and Matern, the table of `skgp.kernels.profiles`.
+    """k(s) and k'(s) of RBF (nu = inf) and Matern, the table of `skgp.kernels.distances`.
 
     In NumPy, whose exponential of some thousand numbers takes a third of torch's time.
     """

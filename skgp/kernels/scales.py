@@ -251,16 +251,9 @@ def _unless_outlying(whole: np.ndarray, middle: np.ndarray) -> np.ndarray:
 
 
 class FarDotProduct(DotProduct):
-    """``DotProduct`` for rows far from zero; see `at_origin`.
+    """``DotProduct`` for rows far from zero, whose values and gradients it has in NumPy.
 
-    Parameters
-    ----------
-    sigma_0, sigma_0_bounds
-        As of ``DotProduct``, whose values and gradients it has in NumPy.
-    origin : ndarray of shape (d,)
-        c.
-    level : float
-        Largest variance of the level.
+    `origin` is c (d,), `level` the largest variance of the level: see `at_origin`.
     """
 
     def __init__(self, sigma_0=1.0, sigma_0_bounds=(1e-5, 1e5), origin=0.0, level=np.inf):

@@ -26,7 +26,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .sde_gamma import lower_gamma
+from .special import lower_gamma
 
 # mathematical: exp(-r) is 0 in float64 from r = 746; all greater r are evaluated here
 _VANISHED = 800.0  # mathematical

@@ -1,4 +1,4 @@
-r"""Hyper-parameters, inducing points and q(u) in natural units, and steps of Adam in these.
+r"""Hyper-parameters, inducing points and q(u) in natural units, those of the steps of Adam.
 
 Directions of these coordinates are about equally steep: a search by L-BFGS is well conditioned, and
 one learning rate for each kind of coordinate suits most data. Near the optimum the ELBO an
@@ -15,7 +15,7 @@ References
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -23,10 +23,6 @@ import torch
 from torch import Tensor
 
 from skgp.kernels.scales import length_scales
-from skgp.learning.defaults import ADAM_MOMENTS
-from skgp.linalg import NotPositiveDefiniteError
-from skgp.optim import Adam, NonFiniteLossError, TrainingLoop
-from skgp.optim.loop import StoppingRule
 
 Parts = Mapping[str, Tensor]
 
@@ -92,90 +88,3 @@ class Coordinates(ABC):
             return state
         theta = parts["theta"].cpu().double().numpy()
         return replace(state, kernel=state.kernel.clone_with_theta(theta))
-
-
-class BoundedAdam(TrainingLoop):
-    """Steps of Adam, each kind of coordinate at its own rate and within its bounds.
-
-    ``shares`` are the rates of each kind in units of that of the schedule, ``eps`` epsilon of the
-    kinds that have one of their own.
-    """
-
-    def __init__(
-        self,
-        parameters: Parts,
-        compute_loss: Callable[[int], Tensor],
-        bounds: Mapping[str, tuple[Tensor, Tensor]],
-        *,
-        shares: Mapping[str, float],
-        eps: Mapping[str, float],
-        **options,
-    ) -> None:
-        groups = [
-            {"params": [leaf], "share": shares[name], "eps": eps.get(name, 1e-8)}
-            for name, leaf in parameters.items()
-        ]
-        super().__init__(parameters, compute_loss, Adam(groups, betas=ADAM_MOMENTS), **options)
-        self.bounds = bounds
-        self.project()
-
-    def set_learning_rate(self, iteration: int) -> None:
-        """Give each kind of coordinate its share of the rate."""
-        super().set_learning_rate(iteration)
-        for group in self.optimizer.param_groups:
-            group["lr"] *= group["share"]
-
-    def train_step(self, iteration: int) -> float:
-        """Take a step and return to the bounds."""
-        try:
-            loss = super().train_step(iteration)
-        except NotPositiveDefiniteError as error:
-            self.restore_snapshot()
-            raise NonFiniteLossError(
-                f"The loss could not be computed at iteration {iteration}; the parameters were "
-                f"put back to earlier ones. Lower learning_rate. {error}",
-                iteration=iteration,
-                parameter=None,
-            ) from error
-        self.project()
-        return loss
-
-    def check_finite(self, iteration: int, loss: Tensor) -> None:
-        """Refuse a loss or gradients that are not finite."""
-        # A sum is one pass where isfinite is several, a time that shows for many points. Finite
-        # gradients keep parameters finite; a sum that overflows is left to the exact check.
-        gradients = [leaf.grad.sum() for leaf in self.parameters.values() if leaf.grad is not None]
-        if not all(torch.isfinite(each) for each in (loss, *gradients)):
-            super().check_finite(iteration, loss)
-
-    @torch.no_grad()
-    def project(self) -> None:
-        """Move parameters back inside their bounds."""
-        for name, (low, high) in self.bounds.items():
-            self.parameters[name].clamp_(low, high)
-
-    def flat_then_falling(
-        self,
-        rate: float,
-        max_iter: int,
-        *,
-        share: float,
-        stopping: Sequence[StoppingRule] = (),
-        while_falling: Sequence[StoppingRule] = (),
-    ) -> bool:
-        """Run at one rate while rules let it, then at rates that fall linearly to 0.
-
-        The second phase, which averages the noise of minibatches away, takes `share` as many steps
-        as the first; both take `max_iter` at most. The callback, which has the attribute `stopped`,
-        ends both. Returns whether a rule ended the first.
-        """
-        self.schedule, self.stopping = lambda iteration: rate, tuple(stopping)
-        self.run(max_iter - int(max_iter * share / (1 + share)))
-        if self.callback.stopped:  # type: ignore[union-attr]
-            return False
-        by_rule, begin = self.stopped_early, self.n_iter
-        n_falling = min(int(share * begin), max_iter - begin)
-        self.schedule = lambda iteration: rate * (1 - (iteration - begin) / n_falling)
-        self.stopping = tuple(while_falling)
-        self.run(n_falling)
-        return by_rule

@@ -78,8 +78,8 @@ MAX_NEWTON, MAX_HALVINGS = 100, 30
 LAST_STEP = 1e-10
 
 # ---- Minibatches and rows held out, of DLM and of sparse-within-sparse GPs
-#: Adam's rate, that of hyper-parameters, which are logarithms; and its moments.
-LEARNING_RATE, ADAM_MOMENTS = 0.03, (0.9, 0.99)
+#: Adam's rate, that of hyper-parameters, which are logarithms.
+LEARNING_RATE = 0.03
 #: Rows held out at most; and rows below which too few could be held out to say when to stop a joint
 #: search, or to couple classes.
 MAX_HELD_OUT, FEW_ROWS = 4000, 100

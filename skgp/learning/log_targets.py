@@ -2,7 +2,7 @@ r"""Whether noise is rather added to log y than to y.
 
 A Gaussian process of either scale predicts some observations, each from all others (Rasmussen and
 Williams, 2006, section 5.4.2). The density of y of a process of log y is that of log y divided by
-y; what it predicts is :math:`e^{m + \sigma^2 / 2}` (:mod:`skgp.estimators._log_normal`). Log y is
+y; what it predicts is :math:`e^{m + \sigma^2 / 2}` (:mod:`skgp.estimators._log_scale`). Log y is
 the more complex scale: it needs clearly better densities, and squared errors of predictions of y
 that are not clearly greater.
 """

@@ -1,6 +1,6 @@
 r"""Hyper-parameters by the joint likelihood of a Vecchia approximation.
 
-The log marginal likelihood of :mod:`skgp.inference.vecchia.regression` with fixed neighbours and
+The log marginal likelihood of :mod:`skgp.inference.vecchia.posterior` with fixed neighbours and
 inducing points is a smooth function of theta, which L-BFGS-B maximises. Both are chosen anew
 between the stages of a search, as length scales move.
 
@@ -32,8 +32,7 @@ from skgp.data import Data
 from skgp.inference.pivots import greedy_variance
 from skgp.inference.vecchia.conditionals import Conditionals, global_features, inducing_factor
 from skgp.inference.vecchia.neighbors import earlier_neighbors, informative, order_of
-from skgp.inference.vecchia.posterior import VecchiaPosterior
-from skgp.inference.vecchia.regression import Sums, sums
+from skgp.inference.vecchia.posterior import Sums, VecchiaPosterior, sums
 from skgp.kernels.expression import split_noise, theta_places
 from skgp.kernels.gram import gram_diag
 from skgp.learning.defaults import (

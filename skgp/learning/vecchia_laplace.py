@@ -23,11 +23,15 @@ from torch import Tensor
 
 from skgp.data import Data
 from skgp.inference.defaults import LATENT_DRAWS, LATENT_JITTER
-from skgp.inference.vecchia.conditionals import Conditionals
+from skgp.inference.vecchia.conditionals import Conditionals, VecchiaRoot
 from skgp.inference.vecchia.hessian import probes
-from skgp.inference.vecchia.laplace import EvidenceTerms, LatentMode, evidence, find_mode
-from skgp.inference.vecchia.latent_posterior import LatentPosterior
-from skgp.inference.vecchia.root import VecchiaRoot
+from skgp.inference.vecchia.laplace import (
+    EvidenceTerms,
+    LatentMode,
+    LatentPosterior,
+    evidence,
+    find_mode,
+)
 from skgp.kernels.expression import split_noise
 from skgp.learning import defaults
 from skgp.learning.classification_hyperparameters import bounds_along

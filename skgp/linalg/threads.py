@@ -29,21 +29,13 @@ _available: ContextVar[int] = ContextVar("available", default=0)  # mathematical
 
 @contextlib.contextmanager
 def one_thread(
-    n_threads: int | None = None, *, throughout: bool = False, pools: bool = True
+    n_threads: int | None = None,  # of large operations; by default as many as torch has
+    *,
+    throughout: bool = False,  # not in large operations alone
+    pools: bool = True,  # those of NumPy's and SciPy's BLAS and of OpenMP, too, which takes 0.05 ms
 ) -> Iterator[None]:
     """Work in one thread, save in large operations; restore what was found.
 
-    Parameters
-    ----------
-    n_threads : int, optional
-        Of large operations; by default as many as torch has.
-    throughout : bool, default=False
-        Not in large operations alone.
-    pools : bool, default=True
-        Those of NumPy's and SciPy's BLAS and of OpenMP, too, which takes 0.05 ms.
-
-    Notes
-    -----
     Of nested calls the outermost decides.
     """
     if _available.get():

@@ -78,13 +78,17 @@ from skgp.learning.markov.additive import BinnedEvidence, RowsElbo, RowsEvidence
 from skgp.learning.markov.averaging import Average
 from skgp.learning.markov.choice import choose_kernel
 from skgp.learning.markov.defaults import CHOICE_ITER, FEW_ADDITIVE_ROWS, PRIOR_START_NOISE
-from skgp.learning.markov.ends import averaged_state, state_of
 from skgp.learning.markov.regression import left_by_terms
 from skgp.learning.markov.search import Component, Search, maximise
-from skgp.learning.markov.series_search import Problem, SeriesSearch
-from skgp.learning.markov.starts import column_starts
+from skgp.learning.markov.series_search import (
+    Problem,
+    SeriesSearch,
+    averaged_state,
+    column_starts,
+    state_of,
+    with_structure_of_sites,
+)
 from skgp.learning.markov.structure import Structure, with_structure
-from skgp.learning.markov.working import with_structure_of_sites
 from skgp.likelihoods import Likelihood
 from skgp.linalg.runtime import Callback
 from skgp.optim.loop import NonFiniteLossError
@@ -106,48 +110,27 @@ class Fit:
 
 
 def fit_series(
-    kernels: Sequence[Any],
-    processes: Sequence[Series],
+    kernels: Sequence[Any],  # without noise; of several the evidence chooses, if it may
+    processes: Sequence[Series],  # of the same rows, one a latent process
     likelihood: Likelihood,
     *,
-    offsets: Sequence[float],
-    terms: Terms | None = None,
-    n_inducing: int | str | None = None,
-    learn_inducing: bool = False,
-    learn: bool = True,
-    start: Tensor | None = None,
+    offsets: Sequence[float],  # prior mean of each; 0 for Gaussian noise
+    terms: Terms | None = None,  # beside the process, where a search starts; no inducing states
+    n_inducing: int | str | None = None,  # "auto" suits the length scale; None is every time
+    learn_inducing: bool = False,  # whether their places are learned
+    learn: bool = True,  # whether hyper-parameters move within their bounds
+    start: Tensor | None = None,  # (p,), parameters of the likelihood
     max_iter: int = 100,
     **search: Any,
 ) -> Fit:
     """Fit state-space GPs that share kernel and likelihood.
 
-    Parameters
-    ----------
-    kernels : sequence of Kernel
-        Without noise; the evidence chooses among several, or the first is kept as it is.
-    processes : sequence of Series
-        Of the same rows, one a latent process.
-    likelihood : Likelihood
-    offsets : sequence of float
-        Prior mean of each; 0 for Gaussian noise.
-    terms : Terms, optional
-        Of features, beside the process; no inducing states then. A search starts from these.
-    n_inducing : int, "auto" or None, default=None
-        Number of inducing states; "auto" suits the length scale, None is a site at every time.
-    learn_inducing : bool, default=False
-        Whether their places are learned.
-    learn : bool, default=True
-        Whether hyper-parameters move within their bounds.
-    start : Tensor of shape (p,), optional
-        Parameters of the likelihood to start from.
-    max_iter : int, default=100
-    **search
-        ``tol`` (1e-7) and ``callback`` of `maximise`; the latter is called after every kernel that
-        is tried, too, and True ends both. ``structured`` (False): of one process with Gaussian
-        kernels, whether trends and seasons are tried besides
-        (:mod:`skgp.learning.markov.structure`). ``minibatches``, rows of one and a
-        `torch.Generator`: hyper-parameters of inducing states are then learned by
-        `fit_minibatches`, and q by all rows in the end.
+    `search` are ``tol`` (1e-7) and ``callback`` of `maximise`; the latter is called after every
+    kernel that is tried, too, and True ends both. ``structured`` (False): of one process with
+    Gaussian kernels, whether trends and seasons are tried besides
+    (:mod:`skgp.learning.markov.structure`). ``minibatches``, rows of one and a `torch.Generator`:
+    hyper-parameters of inducing states are then learned by `fit_minibatches`, and q by all rows in
+    the end.
     """
     callback = StopRecorder(search.pop("callback", None))
     structured = search.pop("structured", False) and len(processes) == 1
@@ -206,47 +189,26 @@ def _knots(kernel: Any, times: Tensor, n_inducing: int | str | None) -> Tensor |
 
 
 def fit_additive(
-    kernels: Sequence[Any],
-    data: Data,
+    kernels: Sequence[Any],  # one a column, without noise, of the hyper-parameters to start from
+    data: Data,  # float64, finite; X (n, c), y (n,)
     likelihood: Likelihood,
     *,
-    offset: float,
-    posterior: str = "mean_field",
-    bins: Bins | None = None,
-    n_bins: int = 512,
+    offset: float,  # prior mean of the sum
+    posterior: str = "mean_field",  # a product over the components; or "joint", or "auto"
+    bins: Bins | None = None,  # instead of those of X; then rows are put in bins, however few
+    n_bins: int = 512,  # of a column, at most; an iteration in bins is cubic in those of all
     **search: Any,
 ) -> Fit:
-    """Fit an additive model.
+    """Fit an additive model; "auto" is joint of Gaussian noise and of at most 3000 rows.
 
     In bins: O(n c^2) once for Gaussian noise, O(n c) (joint: O(n c^2)) for every step of the sites
     of another likelihood. Up to 3000 rows of which no more are distinct than there are bins, or
     whose noise variances, for their weights, are as small as rounding of the covariances, the exact
     posterior is found in the space of the rows, in O(n^2 (n + c)) an iteration.
 
-    Parameters
-    ----------
-    kernels : sequence of Kernel
-        One a column, without noise; the search starts from their hyper-parameters.
-    data : Data
-        float64, finite; X (n, c), y (n,).
-    likelihood : Likelihood
-    offset : float
-        Prior mean of the sum.
-    posterior : {"auto", "mean_field", "joint"}, default="mean_field"
-        A product over the components, or exact. "auto" is exact where the noise is Gaussian or
-        there are at most 3000 rows.
-    bins : Bins, optional
-        Instead of those of X; then rows are put in bins, however few.
-    n_bins : int, default=512
-        Of a column, at most: see `make_bins`. An iteration in bins is cubic in those of all.
-    **search
-        ``parameters`` of the likelihood to start from, ``optimise`` (True), ``prior`` (None),
-        ``max_iter`` (100), ``tol`` (1e-6) and ``callback``: see `maximise`.
-
-    Raises
-    ------
-    ValueError
-        If a kernel has no state-space form that can be summed.
+    `search` are ``parameters`` of the likelihood to start from, ``optimise`` (True), ``prior``
+    (None), ``max_iter`` (100), ``tol`` (1e-6) and ``callback``: see `maximise`. A ValueError
+    refuses a kernel without a state-space form that can be summed.
     """
     gaussian, few = likelihood.is_gaussian, len(data) <= FEW_ADDITIVE_ROWS
     joint = posterior == "joint" or (posterior == "auto" and (gaussian or few))

@@ -19,7 +19,7 @@ response or latent vectors             observations, noise among the variances D
 m inducing points, Sigma_m, Sigma_mn   Z, K_mm = L L', Phi = K_nm L^-T
 Vecchia for Sigma - Sigma_mn' ..       B, D of S = K - Phi Phi' + noise
 correlation-based neighbours           `earlier_neighbors`, by conditional variances [4]_
-Sigma_vif, marginal likelihood, (5)    :mod:`skgp.inference.vecchia.regression`; M there is P
+Sigma_vif, marginal likelihood, (5)    :mod:`skgp.inference.vecchia.posterior`; M there is P
 gradients, appendix                    `Conditionals.gradient`, `Sums.cotangents`
 predictions, proposition 2.1           :mod:`skgp.inference.vecchia.posterior`
 VIF-Laplace, VIFDU preconditioner      as of [5]_, with E and M

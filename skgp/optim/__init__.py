@@ -1,9 +1,9 @@
-"""Minimisers: quasi-Newton searches, and training loops on minibatches with stopping rules."""
+"""Minimisers: quasi-Newton searches, and a training loop on minibatches with stopping rules."""
 
 from skgp.optim.loop import (
     Adam,
+    BoundedAdam,
     NonFiniteLossError,
-    TrainingLoop,
     exponential_decay,
     host_generator,
     sample_without_replacement,
@@ -12,10 +12,10 @@ from skgp.optim.stopping import LossPlateau, Plateau, ValidationPlateau
 
 __all__ = [
     "Adam",
+    "BoundedAdam",
     "LossPlateau",
     "NonFiniteLossError",
     "Plateau",
-    "TrainingLoop",
     "ValidationPlateau",
     "exponential_decay",
     "host_generator",

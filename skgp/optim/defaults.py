@@ -2,8 +2,10 @@
 
 # ---- Adam (loop.py)
 BLOCK = 2**15  # numbers of a parameter moved together: the four arrays of a step stay in cache
+BOUNDED_MOMENTS = 0.9, 0.99  # of minibatches
+SNAPSHOT_EVERY = 10  # iterations between two copies of good parameters
 
-# ---- searches along a direction (line_search.py, bfgs.py, scoring.py)
+# ---- searches along a direction (bfgs.py, scoring.py)
 ARMIJO = 1e-4
 SHORTENED = 0.1, 0.5  # of a step refused, at least and at most
 FIRST_STEP = 0.5  # in each coordinate, without any curvature seen

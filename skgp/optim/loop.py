@@ -1,18 +1,20 @@
-"""A small training loop: gradient steps on a loss, with schedule, stopping rules and safety.
-
-The loop is made of short methods; a solver with steps of its own overrides one of them:
+"""A training loop: Adam on a loss of minibatches, with schedule, stopping rules, bounds and safety.
 
 >>> import torch
->>> from skgp.optim import Adam
+>>> from skgp.optim.stopping import StopRecorder
 >>> x = torch.zeros(2, requires_grad=True)
->>> loop = TrainingLoop(
+>>> loop = BoundedAdam(
 ...     {"x": x},
 ...     lambda iteration: ((x - 1) ** 2).sum(),
-...     Adam([x], lr=1.0),
+...     {},
+...     shares={"x": 1.0},
+...     eps={},
+...     callback=StopRecorder(None),
 ... )
->>> _ = loop.run(max_iter=2)
->>> loop.n_iter, [round(loss, 3) for loss in loop.history["loss"]]
-(2, [2.0, 0.0])
+>>> loop.run(2, lambda iteration: 1.0)
+False
+>>> [round(loss, 3) for loss in loop.history]
+[2.0, 0.0]
 
 The optimizers of torch load its compiler (`torch._dynamo`, some two seconds) when the first is
 made; a fit has no use for it, and :class:`Adam` [1]_ takes a few operations.
@@ -24,27 +26,17 @@ References
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from skgp.optim.defaults import BLOCK
+from skgp.linalg import NotPositiveDefiniteError
+from skgp.optim.defaults import BLOCK, BOUNDED_MOMENTS, SNAPSHOT_EVERY
+from skgp.optim.stopping import StopRecorder
 
 Schedule = Callable[[int], float]
 StoppingRule = Callable[[int, float], bool]
-
-
-class Optimizer(Protocol):
-    """Moves parameters by their gradients: `skgp.optim.Adam`, or one of torch's."""
-
-    param_groups: list[dict[str, Any]]
-
-    def zero_grad(self) -> None:
-        """Forget the gradients."""
-
-    def step(self) -> None:
-        """Move the parameters by them."""
 
 
 class NonFiniteLossError(FloatingPointError):
@@ -184,110 +176,134 @@ def host_generator(generator: torch.Generator) -> torch.Generator:
     return host.manual_seed(generator.initial_seed())
 
 
-class TrainingLoop:
-    """Minimise a (stochastic) loss by the steps of an optimizer.
+class BoundedAdam:
+    """Minimise a (stochastic) loss by Adam, each kind of parameter at its own rate, within bounds.
 
     A copy of the parameters is kept to go back to from a NaN.
-
-    Attributes
-    ----------
-    n_iter : int
-        Iterations done, over all calls of `run`.
-    history : dict of str to list of float
-        "loss" and "learning_rate" of each iteration.
-    stopped_early : bool
-        Whether a rule or the callback ended the last run.
     """
 
     def __init__(
         self,
         parameters: Mapping[str, Tensor],  # leaves, changed in place; names serve the errors
         compute_loss: Callable[[int], Tensor],  # of an iteration; draws its own minibatch
-        optimizer: Optimizer,
+        bounds: Mapping[str, tuple[Tensor, Tensor]],  # of the parameters that have some
         *,
-        schedule: Schedule | None = None,  # the learning rate of an iteration; None leaves it alone
-        stopping: Sequence[StoppingRule] = (),  # `skgp.optim.stopping`; True stops
-        callback: Callable[[int, Mapping[str, Any]], bool] | None = None,  # called last
-        snapshot_every: int = 10,  # iterations between two copies of the parameters
+        shares: Mapping[str, float],  # rate of each kind in units of that of the schedule
+        eps: Mapping[str, float],  # epsilon of the kinds that have one of their own
+        callback: StopRecorder,  # called last
     ) -> None:
-        self.parameters = dict(parameters)
-        self.compute_loss = compute_loss
-        self.optimizer = optimizer
-        self.schedule = schedule
-        self.stopping = tuple(stopping)
-        self.callback = callback
-        self.snapshot_every = snapshot_every
-        self.n_iter = 0
-        self.history: dict[str, list[float]] = {"loss": [], "learning_rate": []}
-        self.stopped_early = False
-        self.take_snapshot()
+        self.parameters, self.compute_loss = dict(parameters), compute_loss
+        self.bounds, self.callback = bounds, callback
+        groups = [
+            {"params": [leaf], "share": shares[name], "eps": eps.get(name, 1e-8)}
+            for name, leaf in parameters.items()
+        ]
+        self.adam = Adam(groups, betas=BOUNDED_MOMENTS)
+        self.history: list[float] = []  # the loss of each iteration
+        self._project()
+        self._take_snapshot()
 
-    def run(self, max_iter: int) -> "TrainingLoop":
-        """Do at most ``max_iter`` further iterations.
+    @property
+    def n_iter(self) -> int:
+        """Iterations done, over all calls of `run`."""
+        return len(self.history)
 
-        Raises
-        ------
-        NonFiniteLossError
-            If the loss or a gradient is NaN or infinite. The parameters are those of the last
-            snapshot, where both were finite.
+    def flat_then_falling(
+        self,
+        rate: float,
+        max_iter: int,
+        *,
+        share: float,
+        stopping: Sequence[StoppingRule] = (),
+        while_falling: Sequence[StoppingRule] = (),
+    ) -> bool:
+        """Run at one rate while rules let it, then at rates that fall linearly to 0.
+
+        The second phase, which averages the noise of minibatches away, takes `share` as many steps
+        as the first; both take `max_iter` at most. The callback ends both. Returns whether a rule
+        ended the first.
         """
-        self.stopped_early = False
+        n_flat = max_iter - int(max_iter * share / (1 + share))
+        by_rule = self.run(n_flat, lambda iteration: rate, stopping)
+        if self.callback.stopped:
+            return False
+        begin = self.n_iter
+        n_falling = min(int(share * begin), max_iter - begin)
+        self.run(n_falling, lambda i: rate * (1 - (i - begin) / n_falling), while_falling)
+        return by_rule
+
+    def run(
+        self,
+        max_iter: int,
+        rate: Schedule,
+        stopping: Sequence[StoppingRule] = (),  # `skgp.optim.stopping`; True stops
+    ) -> bool:
+        """Do at most `max_iter` further iterations; whether a rule or the callback ended them.
+
+        A NonFiniteLossError says that the loss or a gradient is NaN or infinite, or that the loss
+        could not be computed. The parameters are then those of the last snapshot, where both were
+        finite.
+        """
         for iteration in range(self.n_iter, self.n_iter + max_iter):
-            self.set_learning_rate(iteration)
-            loss = self.train_step(iteration)
-            self.n_iter = iteration + 1
-            self.record(loss)
-            if self.should_stop(iteration, loss):
-                self.stopped_early = True
-                break
-        return self
+            for group in self.adam.param_groups:
+                group["lr"] = rate(iteration) * group["share"]
+            loss = self._step(iteration)
+            self.history.append(loss)
+            # Each is called at every iteration.
+            answers = [rule(iteration, loss) for rule in stopping]
+            if any([*answers, self.callback(iteration, {"loss": loss})]):
+                return True
+        return False
 
-    def set_learning_rate(self, iteration: int) -> None:
-        """Give every parameter group the learning rate of the schedule."""
-        if self.schedule is not None:
-            for group in self.optimizer.param_groups:
-                group["lr"] = self.schedule(iteration)
-
-    def train_step(self, iteration: int) -> float:
+    def _step(self, iteration: int) -> float:
         """Evaluate the loss and its gradient, check both, and move the parameters.
 
         The check comes before the move: parameters that pass it are good, and a bad gradient
         never reaches them.
         """
-        self.optimizer.zero_grad()
-        loss = self.compute_loss(iteration)
-        loss.backward()
-        self.check_finite(iteration, loss)
-        if iteration % self.snapshot_every == 0:
-            self.take_snapshot()
-        self.optimizer.step()
+        self.adam.zero_grad()
+        try:
+            loss = self.compute_loss(iteration)
+            loss.backward()
+        except NotPositiveDefiniteError as error:
+            self._restore_snapshot()
+            raise NonFiniteLossError(
+                f"The loss could not be computed at iteration {iteration}; the parameters were "
+                f"put back to earlier ones. Lower learning_rate. {error}",
+                iteration=iteration,
+                parameter=None,
+            ) from error
+        self._check_finite(iteration, loss)
+        if iteration % SNAPSHOT_EVERY == 0:
+            self._take_snapshot()
+        self.adam.step()
+        self._project()
         return loss.item()
 
-    def record(self, loss: float) -> None:
-        """Append an iteration to the history."""
-        self.history["loss"].append(loss)
-        self.history["learning_rate"].append(self.optimizer.param_groups[0]["lr"])
+    @torch.no_grad()
+    def _project(self) -> None:
+        """Move parameters back inside their bounds."""
+        for name, (low, high) in self.bounds.items():
+            self.parameters[name].clamp_(low, high)
 
-    def should_stop(self, iteration: int, loss: float) -> bool:
-        """Ask every rule, then the callback: each is called at every iteration."""
-        answers = [rule(iteration, loss) for rule in self.stopping]
-        if self.callback is not None:
-            answers.append(self.callback(iteration, {"loss": loss}))
-        return any(answers)
-
-    def take_snapshot(self) -> None:
+    def _take_snapshot(self) -> None:
         """Copy the parameters, which are known to be good."""
         self._snapshot = {k: v.detach().clone() for k, v in self.parameters.items()}
         self._snapshot_iteration = self.n_iter
 
     @torch.no_grad()
-    def restore_snapshot(self) -> None:
+    def _restore_snapshot(self) -> None:
         """Put the last good parameters back in place."""
         for name, value in self._snapshot.items():
             self.parameters[name].copy_(value)
 
-    def check_finite(self, iteration: int, loss: Tensor) -> None:
+    def _check_finite(self, iteration: int, loss: Tensor) -> None:
         """Restore the last good parameters and raise if loss or gradients are not finite."""
+        # A sum is one pass where isfinite is several, a time that shows for many points. Finite
+        # gradients keep parameters finite; a sum that overflows is left to the exact check.
+        gradients = [leaf.grad.sum() for leaf in self.parameters.values() if leaf.grad is not None]
+        if all(torch.isfinite(each) for each in (loss, *gradients)):
+            return
         culprit = next((k for k, v in self.parameters.items() if not _is_finite(v)), None)
         if culprit is None and torch.isfinite(loss):
             return
@@ -296,7 +312,7 @@ class TrainingLoop:
             if culprit is not None
             else "no single parameter is to blame"
         )
-        self.restore_snapshot()
+        self._restore_snapshot()
         raise NonFiniteLossError(
             f"The loss is {loss.item():.4g} at iteration {iteration} and {blame}. The parameters "
             f"were put back to those of iteration {self._snapshot_iteration}. Lower learning_rate, "

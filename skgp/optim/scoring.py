@@ -14,8 +14,8 @@ from collections.abc import Callable
 import numpy as np
 from scipy.linalg import lapack
 
+from skgp.optim.bfgs import falls_enough, held_at_bounds, shortening
 from skgp.optim.defaults import LONGEST_STEP, SHORTEST_STEP
-from skgp.optim.line_search import falls_enough, held_at_bounds, shortening
 
 #: At x (p,): the loss, inf where it is not defined; its gradient (p,); and a function that returns
 #: the approximate Hessian (p, p), or None to keep the one before.

@@ -19,7 +19,7 @@ except ImportError:
     import skgp
 else:
     sys.modules["sklearn.callback"] = None  # for this import alone: scikit-learn has its own
-    import skgp.estimators._compat
+    import skgp.estimators._parameters
     sys.modules["sklearn.callback"] = there
     assert skgp.estimators._base.CallbackSupportMixin is not there.CallbackSupportMixin
 

@@ -1,4 +1,4 @@
-"""From a state of sparse or local posteriors to the tensors of an optimiser; steps of Adam."""
+"""From a state of sparse or local posteriors to the tensors of an optimiser."""
 
 from dataclasses import replace
 
@@ -9,14 +9,11 @@ from sklearn.gaussian_process.kernels import RBF, ConstantKernel
 
 from skgp.inference.neighbors.posterior import SWSGPState
 from skgp.kernels import ActiveDims
-from skgp.learning.coordinates import BoundedAdam
 from skgp.learning.local.bound import Objective as LocalObjective
 from skgp.learning.local.minibatch import LocalCoordinates
 from skgp.learning.sparse.objective import Objective as SparseObjective
 from skgp.learning.sparse.search import SparseCoordinates
 from skgp.likelihoods import Bernoulli, Gaussian, StudentT
-from skgp.optim import NonFiniteLossError
-from skgp.optim.stopping import StopRecorder
 from tests.reference import sparse as dense
 
 LIKELIHOOD = Gaussian(0.3, bounds=(1e-4, 2.0))
@@ -138,45 +135,3 @@ def test_coordinates_keep_dtype_and_leave_the_state_alone(kind, dtype, rng):
     for name, value in before.items():
         assert getattr(reached, name).dtype == dtype and not getattr(reached, name).requires_grad
         assert torch.equal(getattr(state, name), value)
-
-
-# ---- steps of Adam -------------------------------------------------------------------------------
-
-
-def descent(loss, start, bounds=None, callback=None):
-    """Adam of two coordinates, the second at twice the rate."""
-    leaves = {name: torch.tensor(start).requires_grad_() for name in ("slow", "fast")}
-    shares = {"slow": 1.0, "fast": 2.0}
-    options = {"shares": shares, "eps": {}, "callback": StopRecorder(callback)}
-    return leaves, BoundedAdam(leaves, lambda i: loss(**leaves), bounds or {}, **options)
-
-
-def test_rates_are_flat_then_fall_to_zero_and_kinds_have_their_shares():
-    leaves, loop = descent(lambda slow, fast: slow + fast, 0.0)
-    assert not loop.flat_then_falling(0.1, 6, share=0.5)
-    np.testing.assert_allclose(loop.history["learning_rate"], [0.1] * 4 + [0.1, 0.05])
-    torch.testing.assert_close(leaves["fast"], 2 * leaves["slow"])
-
-
-def test_first_phase_ends_by_a_rule_and_both_by_the_callback():
-    _, loop = descent(lambda slow, fast: slow + fast, 0.0)
-    assert loop.flat_then_falling(0.1, 100, share=1.0, stopping=[lambda i, loss: i == 3])
-    assert loop.n_iter == 8
-    _, loop = descent(lambda slow, fast: slow + fast, 0.0, callback=lambda i, info: i == 4)
-    assert not loop.flat_then_falling(0.1, 100, share=1.0)
-    assert loop.n_iter == 4
-
-
-def test_steps_stay_within_bounds():
-    bounds = {"slow": (torch.tensor(-0.3), torch.tensor(0.5))}
-    leaves, loop = descent(lambda slow, fast: slow + fast, 1.0, bounds)
-    assert float(leaves["slow"].detach()) == 0.5
-    loop.flat_then_falling(0.2, 20, share=1.0)
-    assert float(leaves["slow"].detach()) == pytest.approx(-0.3) and float(leaves["fast"]) < -1
-
-
-def test_loss_that_is_no_number_restores_earlier_coordinates():
-    leaves, loop = descent(lambda slow, fast: (slow + fast + 1).log(), 0.0)
-    with pytest.raises(NonFiniteLossError, match="Lower learning_rate"):
-        loop.flat_then_falling(0.2, 20, share=1.0)
-    assert all(bool(leaf.isfinite()) for leaf in leaves.values())

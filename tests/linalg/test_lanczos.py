@@ -2,8 +2,7 @@
 
 import torch
 
-from skgp.linalg.cg import block_cg
-from skgp.linalg.lanczos import log_quadrature
+from skgp.linalg.cg import block_cg, log_quadrature
 
 
 def problem(n=40, seed=0):

@@ -1,4 +1,4 @@
-"""The training loop: steps, Adam, schedules, minibatches, safety."""
+"""The training loop: steps, Adam, schedules, bounds, minibatches, safety."""
 
 import itertools
 import math
@@ -9,126 +9,168 @@ import pytest
 import torch
 from scipy import stats
 
+from skgp.linalg import NotPositiveDefiniteError
 from skgp.optim import (
     Adam,
+    BoundedAdam,
     NonFiniteLossError,
-    TrainingLoop,
     exponential_decay,
     sample_without_replacement,
 )
+from skgp.optim.stopping import StopRecorder
 
 
-class GradientDescent:
-    """Plain steps of one tensor."""
-
-    def __init__(self, parameter, lr):
-        self.param_groups = [{"params": [parameter], "lr": lr}]
-
-    def zero_grad(self):
-        self.param_groups[0]["params"][0].grad = None
-
-    @torch.no_grad()
-    def step(self):
-        (x,) = self.param_groups[0]["params"]
-        x -= self.param_groups[0]["lr"] * x.grad
-
-
-def make_loop(compute_loss=None, lr=0.1, **options):
-    """Return a loop that pulls x towards 1 by plain gradient descent."""
-    x = torch.zeros(3, dtype=torch.float64, requires_grad=True)
+def make_loop(compute_loss=None, start=0.0, bounds=None, callback=None):
+    """Leaves "slow" and "fast", whose rate is twice as great, and a loop that pulls both to 1."""
+    leaves = {
+        name: torch.full((3,), start, dtype=torch.float64, requires_grad=True)
+        for name in ("slow", "fast")
+    }
     if compute_loss is None:
-        compute_loss = lambda x, iteration: 0.5 * ((x - 1) ** 2).sum()  # noqa: E731
-    loop = TrainingLoop(
-        {"x": x}, lambda iteration: compute_loss(x, iteration), GradientDescent(x, lr), **options
+        compute_loss = lambda slow, fast, iteration: (  # noqa: E731
+            0.5 * ((slow - 1) ** 2).sum() + 0.5 * ((fast - 1) ** 2).sum()
+        )
+    loop = BoundedAdam(
+        leaves,
+        lambda iteration: compute_loss(**leaves, iteration=iteration),
+        bounds or {},
+        shares={"slow": 1.0, "fast": 2.0},
+        eps={"fast": 1e-3},
+        callback=StopRecorder(callback),
     )
-    return x, loop
+    return leaves, loop
 
 
-def test_loop_takes_the_steps_of_gradient_descent():
-    x, loop = make_loop()
-    loop.run(20)
-    torch.testing.assert_close(x.detach(), torch.full_like(x, 1 - 0.9**20))
-    expected = [1.5 * 0.81**t for t in range(20)]
-    assert loop.history["loss"] == pytest.approx(expected)
-    assert loop.n_iter == 20 and not loop.stopped_early
+def falling(slow, fast, iteration):
+    return (slow + fast).sum()
+
+
+def values(leaves):
+    return [leaf.detach() for leaf in leaves.values()]
+
+
+def test_loop_takes_the_steps_of_adam_at_the_rate_and_epsilon_of_each_kind():
+    leaves, loop = make_loop()
+    assert not loop.run(20, lambda i: 0.1)
+    assert loop.n_iter == len(loop.history) == 20
+    for leaf, rate, eps in zip(values(leaves), (0.1, 0.2), (1e-8, 1e-3), strict=True):
+        x, gradients = np.zeros(3), []
+        for _ in range(20):
+            gradients.append(x - 1)
+            x = reference(np.zeros(3), gradients, rate, (0.9, 0.99), eps)
+        np.testing.assert_allclose(leaf, x, rtol=1e-12)
 
 
 def test_loop_continues_where_it_stopped():
-    seen = []
-    x, loop = make_loop(callback=lambda iteration, info: seen.append(iteration))
-    loop.run(2).run(3)
-    assert seen == [0, 1, 2, 3, 4] and loop.n_iter == 5
-    torch.testing.assert_close(x.detach(), torch.full_like(x, 1 - 0.9**5))
+    seen, rates = [], []
+    leaves, loop = make_loop(callback=lambda iteration, info: seen.append(iteration))
+    loop.run(2, lambda i: 0.1)
+    loop.run(3, lambda i: rates.append(i) or 0.1)
+    assert seen == [1, 2, 3, 4, 5] and loop.n_iter == 5 and set(rates) == {2, 3, 4}
+    whole, other = make_loop()
+    other.run(5, lambda i: 0.1)
+    assert all(map(torch.equal, values(leaves), values(whole)))
 
 
 def test_loop_follows_its_schedule():
-    x, loop = make_loop(schedule=lambda t: 0.5 if t == 0 else 0.0)
-    loop.run(3)
-    assert loop.history["learning_rate"] == [0.5, 0.0, 0.0]
-    torch.testing.assert_close(x.detach(), torch.full_like(x, 0.5))
+    leaves, loop = make_loop()
+    loop.run(3, lambda i: 0.25 if i == 0 else 0.0)
+    for leaf, expected in zip(values(leaves), (0.25, 0.5), strict=True):
+        torch.testing.assert_close(leaf, torch.full_like(leaf, expected), rtol=2e-3, atol=0)
 
 
 def test_loop_stops_when_the_callback_says_so():
-    x, loop = make_loop(callback=lambda iteration, info: info["loss"] < 1)
-    loop.run(100)
-    assert loop.n_iter == 3 and loop.stopped_early  # 1.5 * .81^2 < 1
+    _, loop = make_loop(callback=lambda iteration, info: info["loss"] < 2)
+    assert loop.run(100, lambda i: 0.1)
+    assert loop.history[-1] < 2 <= loop.history[-2]
 
 
 def test_loop_asks_every_rule_at_every_iteration():
     heard = []
     rules = [lambda i, loss: i == 1, lambda i, loss: heard.append((i, loss)) or False]
-    _, loop = make_loop(stopping=rules)
-    loop.run(100)
-    assert heard == [(0, pytest.approx(1.5)), (1, pytest.approx(1.5 * 0.81))]
+    _, loop = make_loop()
+    assert loop.run(100, lambda i: 0.1, rules)
+    assert heard == list(enumerate(loop.history)) and len(heard) == 2
+
+
+def test_rates_are_flat_then_fall_to_zero_and_kinds_have_their_shares():
+    rates = []
+    leaves, loop = make_loop(falling, callback=lambda *_: rates.append(rate_of(loop)))
+    assert not loop.flat_then_falling(0.1, 6, share=0.5)
+    np.testing.assert_allclose(rates, [0.1] * 4 + [0.1, 0.05])
+    torch.testing.assert_close(leaves["fast"], 2 * leaves["slow"], rtol=2e-3, atol=0)
+
+
+def rate_of(loop):
+    return loop.adam.param_groups[0]["lr"]
+
+
+def test_first_phase_ends_by_a_rule_and_both_by_the_callback():
+    _, loop = make_loop(falling)
+    assert loop.flat_then_falling(0.1, 100, share=1.0, stopping=[lambda i, loss: i == 3])
+    assert loop.n_iter == 8
+    _, loop = make_loop(falling, callback=lambda n_calls, info: n_calls == 4)
+    assert not loop.flat_then_falling(0.1, 100, share=1.0)
+    assert loop.n_iter == 4
+
+
+def test_steps_stay_within_bounds():
+    low, high = torch.tensor([-0.3, 0.5]).double()
+    leaves, loop = make_loop(falling, 1.0, {"slow": (low, high)})
+    assert (leaves["slow"] == 0.5).all()
+    loop.flat_then_falling(0.2, 20, share=1.0)
+    assert (leaves["slow"] == low).all() and (leaves["fast"] < -1).all()
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 def test_loop_keeps_the_last_good_parameters(bad):
-    def compute_loss(x, iteration):
-        return ((x - 1) ** 2).sum() * 0.5 * (bad if iteration == 7 else 1.0)
+    def compute_loss(slow, fast, iteration):
+        return falling(slow, fast, iteration) * (bad if iteration == 17 else 1.0)
 
-    x, loop = make_loop(compute_loss, snapshot_every=5)
-    with pytest.raises(NonFiniteLossError, match="iteration 7 and parameter 'x'") as caught:
-        loop.run(100)
-    assert caught.value.iteration == 7 and caught.value.parameter == "x"
+    leaves, loop = make_loop(compute_loss)
+    with pytest.raises(NonFiniteLossError, match="iteration 17 and parameter 'slow'") as caught:
+        loop.run(100, lambda i: 0.1)
+    assert caught.value.iteration == 17 and caught.value.parameter == "slow"
     assert isinstance(caught.value, FloatingPointError)
-    assert "those of iteration 5" in str(caught.value)
-    torch.testing.assert_close(x.detach(), torch.full_like(x, 1 - 0.9**5))
-    assert loop.n_iter == 7 and len(loop.history["loss"]) == 7
+    assert "those of iteration 10" in str(caught.value) and loop.n_iter == 17
+    good, other = make_loop(falling)
+    other.run(10, lambda i: 0.1)
+    assert all(map(torch.equal, values(leaves), values(good)))
 
 
 def test_loop_undoes_a_step_that_led_to_a_nan():
     # At iteration 1 the parameter is already bad: the step to it was the fault.
-    x, loop = make_loop(lambda x, iteration: x.sum() + torch.log(1 + x.sum()), lr=1.0)
+    leaves, loop = make_loop(lambda slow, fast, iteration: (slow + fast + 1).log().sum())
     with pytest.raises(NonFiniteLossError, match="iteration 1"):
-        loop.run(5)
-    assert torch.equal(x.detach(), torch.zeros_like(x))
+        loop.run(5, lambda i: 1.0)
+    assert not torch.cat(values(leaves)).any()
 
 
 def test_loop_refuses_a_bad_gradient_of_a_finite_loss():
-    x, loop = make_loop(lambda x, iteration: x.sqrt().sum())  # derivative infinite at 0
-    with pytest.raises(NonFiniteLossError, match=r"loss is 0 at iteration 0 and parameter 'x'"):
-        loop.run(1)
-    assert torch.equal(x.detach(), torch.zeros_like(x))
+    # The derivative is infinite at 0.
+    leaves, loop = make_loop(lambda slow, fast, iteration: fast.sqrt().sum())
+    with pytest.raises(NonFiniteLossError, match=r"loss is 0 at iteration 0 and parameter 'fast'"):
+        loop.run(1, lambda i: 0.1)
+    assert not torch.cat(values(leaves)).any()
 
 
 def test_loop_says_when_no_parameter_is_to_blame():
-    x, loop = make_loop(lambda x, iteration: x.sum() + math.inf)
+    _, loop = make_loop(lambda slow, fast, iteration: falling(slow, fast, 0) + math.inf)
     with pytest.raises(NonFiniteLossError, match="no single parameter") as caught:
-        loop.run(1)
+        loop.run(1, lambda i: 0.1)
     assert caught.value.parameter is None
 
 
-def test_loop_steps_can_be_overridden():
-    class Halving(TrainingLoop):
-        def train_step(self, iteration):
-            with torch.no_grad():
-                self.parameters["x"].mul_(0.5)
-            return 1.0
+def test_loop_goes_back_where_the_loss_cannot_be_computed():
+    def compute_loss(slow, fast, iteration):
+        if iteration:
+            raise NotPositiveDefiniteError("No factor.")
+        return falling(slow, fast, iteration)
 
-    x = torch.ones(2)
-    Halving({"x": x}, None, GradientDescent(x, 0.1)).run(3)
-    assert torch.equal(x, torch.full((2,), 0.125))
+    leaves, loop = make_loop(compute_loss)
+    with pytest.raises(NonFiniteLossError, match="iteration 1.*Lower learning_rate. No factor."):
+        loop.run(5, lambda i: 0.1)
+    assert not torch.cat(values(leaves)).any()
 
 
 def test_exponential_decay_is_geometric_and_then_constant():

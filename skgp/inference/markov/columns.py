@@ -33,10 +33,9 @@ import torch
 from scipy.linalg import blas, lapack
 from torch import Tensor
 
-from skgp.inference.markov.before_origin import backwards, until_origin
 from skgp.inference.markov.conditional_chain import scan_affine
 from skgp.inference.markov.passes import Moments
-from skgp.inference.markov.posterior import time_before
+from skgp.inference.markov.posterior import backwards, time_before, until_origin
 from skgp.inference.markov.series import Lags
 from skgp.inference.markov.short import DenseFactor, DensePrior
 from skgp.inference.markov.smoother import Smoother

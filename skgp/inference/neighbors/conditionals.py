@@ -59,8 +59,7 @@ from skgp.inference.neighbors.search import NeighborSearch
 from skgp.inference.pivots import greedy_variance
 from skgp.kernels.gram import gram, gram_diag
 from skgp.linalg.cholesky import jittered_cholesky, log_det
-from skgp.linalg.rows import gather_rows
-from skgp.linalg.runtime import tile_rows
+from skgp.linalg.runtime import gather_rows, tile_rows
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,7 @@ from skgp.inference import defaults
 from skgp.kernels.distances import origin
 from skgp.kernels.expression import stationary
 from skgp.kernels.gram import gram, gram_diag, gram_tile
-from skgp.linalg.rows import gather_rows
-from skgp.linalg.runtime import tile_rows
+from skgp.linalg.runtime import gather_rows, tile_rows
 
 
 class ScaledDistance:

@@ -37,8 +37,7 @@ from skgp.inference.neighbors.conditionals import (
 )
 from skgp.inference.neighbors.search import distinct
 from skgp.kernels.gram import gram, gram_diag
-from skgp.linalg.rows import gather_rows
-from skgp.linalg.runtime import TensorState, differentiable_in_rows, tile_rows
+from skgp.linalg.runtime import TensorState, differentiable_in_rows, gather_rows, tile_rows
 
 
 class LocalPredictor(TensorState):

@@ -68,27 +68,20 @@ class Move:
 
 
 class EvidenceState:
-    r"""The functions in the model, and the statistics of all m; m (r + 5) numbers.
+    """The functions in the model, and the statistics of all m; m (r + 5) numbers."""
 
-    Attributes
-    ----------
-    indices : Tensor of shape (r,)
-        Functions in the model, in the order of their coming.
-    precision : Tensor of shape (r,)
-        Their s.
-    covariance, mean : Tensor of shape (r, r) and (r,)
-        :math:`\Sigma` and :math:`\mu`.
-    S, Q : Tensor of shape (m,)
-    log_evidence : float
-        In nats; moved by the gains, exact after `refresh`.
-    """
+    covariance: Tensor  # (r, r), Sigma
+    mean: Tensor  # (r,), mu
+    S: Tensor  # (m,)
+    Q: Tensor  # (m,)
+    log_evidence: float  # in nats; moved by the gains, exact after `refresh`
 
     def __init__(
         self,
         source: Source,
         noise_variance: float,
-        indices: Tensor | None = None,
-        precision: Tensor | None = None,
+        indices: Tensor | None = None,  # (r,) of functions in the model, in the order they came
+        precision: Tensor | None = None,  # (r,), their s
     ) -> None:
         self.source = source
         self.noise_variance = noise_variance

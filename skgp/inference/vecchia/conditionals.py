@@ -34,17 +34,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
 from skgp.inference.defaults import CACHED_NUMBERS, RESIDUAL_ROUNDING, SHARED_JITTER
 from skgp.kernels.gradients import weighted_gradient
-from skgp.kernels.gram import gram
+from skgp.kernels.gram import gram, gram_diag
 from skgp.linalg import NotPositiveDefiniteError
-from skgp.linalg.cholesky import jittered_cholesky
-from skgp.linalg.rows import gather_rows
-from skgp.linalg.runtime import tile_rows
+from skgp.linalg.cholesky import cho_solve, jittered_cholesky
+from skgp.linalg.runtime import gather_rows, tile_rows
+from skgp.linalg.triangular import UnitLower
 
 
 @dataclass(frozen=True)
@@ -117,33 +118,18 @@ def _beside_features(variance: Tensor, noise: Tensor) -> Tensor:
 class Conditionals:
     """The conditionals of some rows at one theta, tile by tile.
 
-    Parameters
-    ----------
-    kernel : sklearn kernel expression without noise
-    X : Tensor of shape (n, d)
-        The points, float64.
-    group : Tensor of int64, shape (t, H + 1)
-        Neighbours of each of the rows, and last the row itself, which also fills places left.
-    noise : Tensor of shape (n,)
-        v.
-    Z : Tensor of shape (m, d), optional
-        Inducing points.
-    theta : Tensor of shape (kernel.n_dims,), optional
-        Logarithms of the free hyper-parameters; the kernel's own by default.
-
-    Notes
-    -----
     O(t H^2 (H + d + m) + n m^2) time. Memory of n m numbers beside that of a tile.
     """
 
     def __init__(
         self,
-        kernel,
-        X: Tensor,
+        kernel,  # without noise
+        X: Tensor,  # (n, d), the points, float64
+        # (t, H + 1), int64: neighbours of each row; last the row itself, which fills places left
         group: Tensor,
-        noise: Tensor,
-        Z: Tensor | None = None,
-        theta: Tensor | None = None,
+        noise: Tensor,  # (n,), v
+        Z: Tensor | None = None,  # (m, d), inducing points
+        theta: Tensor | None = None,  # (kernel.n_dims,), in logarithms; the kernel's by default
     ) -> None:
         self.kernel, self.X, self.group, self.noise = kernel, X, group, noise
         self.Z = X[:0] if Z is None else Z
@@ -247,3 +233,75 @@ def _solved(L: Tensor, v: Tensor) -> Tensor:
         return v
     half = torch.linalg.solve_triangular(L, v[..., None], upper=False)
     return torch.linalg.solve_triangular(L.mT, half, upper=True)[..., 0]
+
+
+class VecchiaRoot:
+    r"""A root R of the prior covariance of f, as a design of n rows and N = m + n features.
+
+    With the conditionals, which jitter makes regular, f is a function of independent standard
+    normal numbers :math:`\omega = (u, e)`,
+
+    .. math:: f = R\, \omega, \qquad R = [\Phi, \; (I - B)^{-1} D^{1/2}] \quad (n, m + n), \qquad
+              (I - B) R = [E, \; D^{1/2}],
+
+    so that latent models are generalised linear ones with R for features
+    (:mod:`skgp.inference.newton`), and no matrix of the n points is ever inverted but I - B, by
+    substitution. The conditionals are of all points in order.
+    """
+
+    is_weighted = False
+
+    @torch.no_grad()
+    def __init__(self, conditionals: Conditionals) -> None:
+        # A tile's basis and factor, H times as large as what is kept, go with it.
+        parts = [(tile.b, tile.variance, tile.features) for tile in conditionals]
+        b, variance, self.contrasts = map(torch.cat, zip(*parts, strict=True))  # E, (n, m)
+        self.std = variance.sqrt()  # D^1/2, (n,)
+        self.features = conditionals.features  # Phi, (n, m)
+        prior = gram_diag(conditionals.kernel, conditionals.X, conditionals.theta)
+        self.residual = residual_diagonal(prior, self.features, conditionals.noise)  # S_ii, (n,)
+        self._unit = UnitLower(conditionals.group[:, :-1], -b[:, :-1])
+        self.n_rows, self.n_inducing = self.features.shape
+        self.n_features = self.n_rows + self.n_inducing
+        self.device = b.device
+
+    def matmul(self, V: Tensor) -> Tensor:
+        """R V, (n, k)."""
+        m = self.n_inducing
+        local = self._unit.solve(self.std[:, None] * V[m:])
+        return local + self.features @ V[:m] if m else local
+
+    def rmatmul(self, F: Tensor) -> Tensor:
+        """R' F, (N, k)."""
+        local = self.std[:, None] * self._unit.rsolve(F)
+        return torch.cat([self.features.mT @ F, local]) if self.n_inducing else local
+
+    def local_matmul(self, F: Tensor) -> Tensor:
+        """(I - B)^-1 D (I - B)^-T F, (n, k): R R' F without what inducing points explain."""
+        return self._unit.solve(self.std.square()[:, None] * self._unit.rsolve(F))
+
+    @cached_property
+    def matrix(self) -> Tensor:
+        """R itself, (n, N), for few points."""
+        return self.matmul(torch.eye(self.n_features, dtype=self.std.dtype, device=self.device))
+
+    @cached_property
+    def scaled(self) -> Tensor:
+        """D^-1/2 E, (n, m)."""
+        return self.contrasts / self.std[:, None]
+
+    @cached_property
+    def factor(self) -> Tensor:
+        """Cholesky factor (m, m) of P = I + E' D^-1 E, the precision of u given f."""
+        P = self.scaled.mT @ self.scaled
+        P.diagonal().add_(1.0)
+        return jittered_cholesky(P).factor
+
+    def expected(self, V: Tensor) -> Tensor:
+        """The numbers (N, k) that make the same f as V, with u at its mean given f."""
+        m = self.n_inducing
+        if not m:
+            return V
+        local = V[m:] + self.scaled @ V[:m]
+        u = cho_solve(self.factor, self.scaled.mT @ local)
+        return torch.cat([u, local - self.scaled @ u])

@@ -1,6 +1,7 @@
 r"""Laplace's approximation under a Vecchia prior: solves, log-determinants and draws.
 
-In the coordinates of :mod:`skgp.inference.vecchia.root` the posterior precision of column j is
+In the coordinates of :mod:`skgp.inference.vecchia.conditionals` the posterior precision of column j
+is
 
 .. math:: H_j = I + R^T W_j R, \qquad |H_j| = |I + \Sigma W_j|,
 
@@ -14,7 +15,7 @@ where W stands, in the coordinates of f the "VADU" preconditioner
           M_j = I + E^T \frac{W_j}{1 + D W_j} E .
 
 From probes :math:`z = \epsilon + \tilde R^T W^{1/2} \epsilon' \sim N(0, P)` come an unbiased
-:math:`\log |P^{-1} H|` (:mod:`skgp.linalg.lanczos`) and pairs :math:`x = H^{-1} z`,
+:math:`\log |P^{-1} H|` (:mod:`skgp.linalg.cg`) and pairs :math:`x = H^{-1} z`,
 :math:`y = P^{-1} z` of which :math:`E[x y^T] = H^{-1}`.
 
 Beside inducing points a system of the n points takes a third to a tenth of the iterations:
@@ -51,12 +52,11 @@ import torch
 from torch import Tensor
 
 from skgp.inference.defaults import DRAW_NUMBERS, DRAW_TOL, LATENT_CG, LATENT_DENSE, PROBE_TOL
-from skgp.inference.vecchia.root import VecchiaRoot
+from skgp.inference.vecchia.conditionals import VecchiaRoot
 from skgp.inference.weights.design import add_gram
 from skgp.inference.weights.directions import Direction
-from skgp.linalg.cg import CGResult, block_cg
+from skgp.linalg.cg import CGResult, block_cg, log_quadrature
 from skgp.linalg.cholesky import cho_solve, jittered_cholesky, log_det
-from skgp.linalg.lanczos import log_quadrature
 
 
 class Pairs(NamedTuple):
@@ -74,13 +74,9 @@ class Pairs(NamedTuple):
 
 
 class DenseHessian:
-    """The Hessians of c columns by Cholesky factors, O(c (m + n)^3).
+    """The Hessians of c columns of curvatures W (n, c), not negative, by Cholesky factors.
 
-    Parameters
-    ----------
-    root : VecchiaRoot
-    curvature : Tensor of shape (n, c)
-        W, not negative.
+    O(c (m + n)^3).
     """
 
     def __init__(self, root: VecchiaRoot, curvature: Tensor) -> None:

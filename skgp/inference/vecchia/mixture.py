@@ -20,9 +20,7 @@ from skgp.data import Data
 from skgp.inference import defaults
 from skgp.inference.gp_mixture import GPMixture
 from skgp.inference.vecchia.conditionals import Conditionals
-from skgp.inference.vecchia.posterior import VecchiaPosterior
-from skgp.inference.vecchia.regression import sums
-from skgp.kernels.expression import split_noise, theta_places
+from skgp.inference.vecchia.posterior import VecchiaPosterior, sums
 from skgp.linalg.runtime import memory_budget, require_memory
 
 
@@ -44,16 +42,8 @@ class VecchiaMixture(GPMixture):
         *,
         n_neighbors: int,  # of a prediction
     ) -> None:
-        u = np.asarray(u, dtype=float)
-        weights = np.ones(len(u)) if weights is None else np.asarray(weights, dtype=float)
-        self._signal, _ = split_noise(kernel)
-        places, noise_place, level = theta_places(kernel)
-        self._data, self._X, self._group, self._Z = data, data.X, group, Z
-        self._theta = data.X.new_tensor(u[:, places])
-        self.weights = weights / weights.sum()
-        self._shares = data.X.new_tensor(self.weights)
-        self.noise = np.full(len(u), level) if noise_place is None else np.exp(u[:, noise_place])
-        self._n_neighbors = n_neighbors
+        super().__init__(kernel, data, u, weights)
+        self._group, self._Z, self._n_neighbors = group, Z, n_neighbors
         self._kept: dict[int, VecchiaPosterior] = {}
         found = [self._of_inducing(s) for s in range(len(u))]
         means, roots = zip(*found, strict=True)
@@ -96,9 +86,6 @@ class VecchiaMixture(GPMixture):
         require_memory(entry * n_rows**2, f"The joint covariance of {n_rows} rows", remedy)
 
     # ---- the parts
-
-    def _row_noise(self, s: int) -> Tensor:
-        return self._data.row_noise(self._X.new_tensor(float(self.noise[s]))).contiguous()
 
     def _of_inducing(self, s: int) -> tuple[Tensor, Tensor]:
         """gamma (m, 1) and the factor (m, m) of P under sample s."""

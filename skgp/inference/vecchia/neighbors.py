@@ -38,8 +38,7 @@ from skgp.inference.vecchia.conditionals import residual_diagonal
 from skgp.kernels.expression import RBF
 from skgp.kernels.gram import gram, gram_diag
 from skgp.kernels.scales import robust_std
-from skgp.linalg.rows import gather_rows
-from skgp.linalg.runtime import tile_rows
+from skgp.linalg.runtime import gather_rows, tile_rows
 
 
 @torch.no_grad()

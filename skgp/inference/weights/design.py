@@ -134,18 +134,9 @@ class StreamedDesign:
     def curvature_matmul(self, V: Tensor, curvature: Tensor | None) -> tuple[Tensor, Tensor]:
         r"""Product of each column with a Hessian of its own, from features generated once.
 
-        Parameters
-        ----------
-        V : Tensor of shape (m, k)
-        curvature : Tensor of shape (n, k) or None
-            Column j is the diagonal of :math:`C_j`; None is the identity.
-
-        Returns
-        -------
-        product : Tensor of shape (m, k)
-            :math:`\Phi^T C_j \Phi v_j`, float64.
-        image : Tensor of shape (n, k)
-            :math:`\Phi V`, float64. With sample weights :math:`\Phi` is ``W^(1/2) Phi``.
+        Of V (m, k) and `curvature` (n, k), whose columns are the diagonals of :math:`C_j`, the
+        identity if None: :math:`\Phi^T C_j \Phi v_j`, (m, k), and :math:`\Phi V`, (n, k), in
+        float64. With sample weights :math:`\Phi` is ``W^(1/2) Phi``.
         """
         k, sources = V.shape[1], self._sources()
         out = torch.zeros(self.n_features, k, dtype=torch.float64, device=self.device)

@@ -32,7 +32,7 @@ from skgp.blocks import MappedBlocks
 from skgp.data import Data
 from skgp.inference.neighbors.posterior import SWSGPState
 from skgp.inference.neighbors.search import NeighborSearch
-from skgp.learning.coordinates import BoundedAdam, Coordinates, Parts
+from skgp.learning.coordinates import Coordinates, Parts
 from skgp.learning.defaults import LEARNING_RATE
 from skgp.learning.local.bound import Objective, bound, latent_moments
 from skgp.learning.local.defaults import (
@@ -46,7 +46,8 @@ from skgp.learning.local.defaults import (
 from skgp.learning.selection import improves
 from skgp.linalg import warn_caller
 from skgp.linalg.runtime import Callback
-from skgp.optim import NonFiniteLossError, sample_without_replacement
+from skgp.optim import BoundedAdam, NonFiniteLossError, sample_without_replacement
+from skgp.optim.stopping import StopRecorder
 
 #: ``search(kernel, Z) -> active``: the (n, H) inducing points nearest to each of n rows.
 Search = Callable[..., Tensor]
@@ -156,9 +157,8 @@ def fit_minibatch(
         loop.flat_then_falling(learning_rate, max_iter, share=0.5, stopping=[_Plateau()])
     else:
         n_falling = max(1, round(FALLING * max_iter))
-        loop.schedule = lambda step: learning_rate * min(1.0, (max_iter - step) / n_falling)
-        loop.run(max_iter)
-    return around.to_state(leaves), loop.history["loss"]
+        loop.run(max_iter, lambda i: learning_rate * min(1.0, (max_iter - i) / n_falling))
+    return around.to_state(leaves), loop.history
 
 
 class LocalCoordinates(Coordinates):
@@ -262,11 +262,11 @@ class _Plateau:
         return self._n_still == 2
 
 
-class _Reports:
-    """Passes the mean loss of every few steps on, and remembers an order to stop."""
+class _Reports(StopRecorder):
+    """Passes the mean loss of every few steps on."""
 
     def __init__(self, callback: Callback | None) -> None:
-        self.callback, self.stopped = callback, False
+        super().__init__(callback)
         self.losses: list[float] = []
 
     def __call__(self, iteration: int, info: Mapping[str, float]) -> bool:

@@ -22,7 +22,6 @@ from skgp.inference.markov.expectations import expectations, likelihood_gradient
 from skgp.inference.markov.inducing import fit_inducing
 from skgp.inference.markov.knots import PairPosterior, PairSites, infer_pairs
 from skgp.inference.markov.series import Series
-from skgp.learning.coordinates import BoundedAdam
 from skgp.learning.markov.defaults import (
     ELBO_TOL,
     MINIBATCH_PATIENCE,
@@ -35,7 +34,7 @@ from skgp.learning.markov.objectives import Evaluation, Knots, Processes
 from skgp.learning.markov.search import Climb, Search
 from skgp.likelihoods import Likelihood
 from skgp.linalg.runtime import Callback
-from skgp.optim import LossPlateau, sample_without_replacement
+from skgp.optim import BoundedAdam, LossPlateau, sample_without_replacement
 from skgp.optim.stopping import StopRecorder, settled
 
 
@@ -78,32 +77,16 @@ def fit_minibatches(
     rate = min(MINIBATCH_RATE, MINIBATCH_REACH / max(max_iter, 1))
     plateau = LossPlateau(tol=tol, patience=MINIBATCH_PATIENCE, smoothing=MINIBATCH_SMOOTHING)
     loop.flat_then_falling(rate, max_iter, share=1.0, stopping=[plateau])
-    losses = loop.history["loss"]
+    losses = loop.history
     return climb.ended(place.detach(), settled(losses), loop.n_iter, losses)
 
 
 class MinibatchElbo:
-    """An `Objective` whose every evaluation draws rows of its own, and moves q after it.
-
-    Parameters
-    ----------
-    processes : sequence of Series
-        Of the same rows.
-    likelihood : Likelihood
-    offsets : sequence of float
-    batch_size : int
-    generator : torch.Generator
-
-    Attributes
-    ----------
-    sites : list of PairSites
-        Of each process; none before the first evaluation, which finds the best for its rows.
-    n_evaluations : int
-    """
+    """An `Objective` whose every evaluation draws rows of its own, and moves q after it."""
 
     def __init__(
         self,
-        processes: Sequence[Series],
+        processes: Sequence[Series],  # of the same rows
         likelihood: Likelihood,
         offsets: Sequence[float],
         batch_size: int,
@@ -113,6 +96,7 @@ class MinibatchElbo:
         self.batch_size = min(batch_size, len(processes[0].y))
         self.total, self.generator = processes[0].total, generator
         self.rate = max(OLDEST, self.batch_size / len(processes[0].y))  # at least, of the sites
+        #: Of each process; none before the first evaluation, which finds the best for its rows.
         self.sites: list[PairSites] = []
         self.n_evaluations = 0
 

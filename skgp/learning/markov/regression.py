@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from skgp.inference.markov.columns import columns_of
-from skgp.inference.markov.regression import RegressionPosterior, RegressionSeries
-from skgp.inference.markov.regression_state import centres
+from skgp.inference.markov.regression import RegressionPosterior, RegressionSeries, centres
 from skgp.inference.markov.series import Series
 from skgp.inference.markov.sites import SeriesBound, SiteFit, climb, sites_mean
 from skgp.inference.markov.terms import Term, Terms

@@ -41,35 +41,17 @@ class Search:
 
 
 def maximise(
-    kernels: Sequence[Any],
+    kernels: Sequence[Any],  # or `Component`s: one each, without noise
     objective: Objective,
-    likelihood: Likelihood,
+    likelihood: Likelihood,  # bounds of its free parameters, and start unless these are given
     *,
-    parameters: Tensor | None = None,
-    max_iter: int = 100,
-    tol: float = 1e-7,
+    parameters: Tensor | None = None,  # (p,) of the likelihood, to start from
+    max_iter: int = 100,  # 0 evaluates only
+    tol: float = 1e-7,  # least gain of an iteration, in nats per observation
     callback: Callback | None = None,
-    **options: Any,
+    **options: Any,  # ``knots``, ``learn_knots``, ``amplitudes`` and ``prior`` of `Climb`
 ) -> Search:
-    """Climb the evidence from the kernels' own hyper-parameters, within their bounds.
-
-    Parameters
-    ----------
-    kernels : sequence of Kernel or Component
-        One a component, without noise.
-    objective : Objective
-    likelihood : Likelihood
-        Bounds of its free parameters, and start unless `parameters` are given.
-    parameters : Tensor of shape (p,), optional
-        Of the likelihood, to start from.
-    max_iter : int, default=100
-        0 evaluates only.
-    tol : float, default=1e-7
-        Least gain of an iteration, in nats per observation.
-    callback : callable, optional
-    **options
-        ``knots``, ``learn_knots``, ``amplitudes`` and ``prior`` of `Climb`.
-    """
+    """Climb the evidence from the kernels' own hyper-parameters, within their bounds."""
     climb = Climb(kernels, objective, likelihood, **options)
     climb.tol = INNER * tol
     start = climb.start(parameters)

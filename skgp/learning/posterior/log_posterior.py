@@ -65,21 +65,6 @@ class LogPosterior(Density):
 
     A density costs a kernel matrix and :math:`n^3 / 3` flops, its gradient about four times that;
     they hold two and three n x n matrices. Few observations are evaluated at many u side by side.
-
-    Attributes
-    ----------
-    n_dims : int
-    bounds : ndarray of shape (n_dims, 2)
-        Of u.
-    priors : Priors
-    medians : ndarray of shape (n_dims,)
-        Logarithms of the priors' medians.
-    prior_covariance : ndarray of shape (n_dims, n_dims)
-        Of u.
-    signal : sklearn kernel expression
-        Without its noise.
-    places, noise_place : list of int, int or None
-        Of the signal's hyper-parameters and of the noise in u; None where the noise is fixed.
     """
 
     def __init__(
@@ -104,11 +89,12 @@ class LogPosterior(Density):
             )
         self.kernel, self.data = kernel, data
         self.priors = priors if isinstance(priors, Priors) else Priors(priors)
-        self.bounds = bounds_of(kernel)
-        self.medians = np.log([prior.median for prior in self.priors])
-        self.prior_covariance = self.priors.covariance
+        self.bounds = bounds_of(kernel)  # (n_dims, 2), of u
+        self.medians = np.log([prior.median for prior in self.priors])  # (n_dims,), logarithms
+        self.prior_covariance = self.priors.covariance  # (n_dims, n_dims), of u
         # Kernel objects take longer to ask than a small matrix to factor: they are asked once.
         self.signal, self._bind, self._built_in = signal, Binder(signal), built_in(signal)
+        # Places of its hyper-parameters and of the noise in u; None where the noise is fixed.
         self.places, self.noise_place, self._noise = theta_places(kernel)
 
     def __getstate__(self) -> dict[str, Any]:

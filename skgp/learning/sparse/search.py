@@ -34,14 +34,14 @@ from torch import Tensor
 from skgp.data import Data
 from skgp.inference.collapsed import evidence_ratio, square_loss_path, statistics
 from skgp.inference.sparse import FixedFeatures, ReferenceGaussian, SparseState, whitened_features
-from skgp.learning.coordinates import BoundedAdam, Coordinates, Parts
+from skgp.learning.coordinates import Coordinates, Parts
 from skgp.learning.defaults import LEARNING_RATE
 from skgp.learning.selection import choose
 from skgp.learning.sparse import defaults
 from skgp.learning.sparse.objective import BestState, Objective, held_out_losses
 from skgp.linalg.cholesky import jittered_cholesky
 from skgp.linalg.runtime import Callback
-from skgp.optim import LossPlateau, sample_without_replacement
+from skgp.optim import BoundedAdam, LossPlateau, sample_without_replacement
 from skgp.optim.bfgs import minimize_lbfgs
 from skgp.optim.stopping import StopRecorder, settled
 
@@ -228,7 +228,7 @@ def fit_minibatch(
         stopping=[plateau, watching],
         while_falling=[lambda iteration, loss: watching(iteration, loss) and False],
     )
-    found, history = around.to_state(leaves), loop.history["loss"]
+    found, history = around.to_state(leaves), loop.history
     if watch is not None:
         watch.score(found)
     return Training(found, total * settled(history), history, converged, recorder.stopped)

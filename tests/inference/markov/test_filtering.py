@@ -6,8 +6,7 @@ import torch
 from sklearn.gaussian_process.kernels import Matern
 
 from skgp.inference.markov import states as states_module
-from skgp.inference.markov.regression import make_regression_series
-from skgp.inference.markov.regression_state import RegressionState
+from skgp.inference.markov.regression import RegressionState, make_regression_series
 from skgp.inference.markov.series import make_series
 from skgp.inference.markov.states import SeriesState
 from skgp.inference.markov.terms import Linear, Polynomial, Terms
@@ -57,7 +56,7 @@ def inputs(with_terms, X):
 def test_past_moments_are_those_of_the_rows_before(monkeypatch, with_terms, tile):
     X, y = problem(60)
     if tile:
-        monkeypatch.setattr("skgp.inference.markov.filtering.tile_rows", lambda size: 7)
+        monkeypatch.setattr("skgp.inference.markov.states.tile_rows", lambda size: 7)
     state, _ = made(with_terms, X, y)
     asked = torch.cat([X, X + torch.tensor([0.01, 0.5])])[torch.randperm(120)]
     mean, var = state.past_moments(inputs(with_terms, asked))

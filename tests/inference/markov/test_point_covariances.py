@@ -5,8 +5,8 @@ import pytest
 import torch
 from sklearn.gaussian_process.kernels import RBF, Matern
 
-from skgp.inference.markov import point_covariances
-from skgp.inference.markov.point_covariances import PointCovariances
+from skgp.inference.markov import additive_states
+from skgp.inference.markov.additive_states import PointCovariances
 from skgp.inference.markov.posterior import Posterior
 from skgp.kernels.sde import state_space
 
@@ -59,11 +59,11 @@ def test_covariances_between_smooth_points_close_together():
 @pytest.mark.parametrize("kernel", KERNELS.values(), ids=list(KERNELS))
 @pytest.mark.parametrize("n", [1, 30, 3000])  # by covariances, by a table of the states
 def test_quadratic_forms_are_those_of_the_dense_gp(kernel, n, monkeypatch):
-    monkeypatch.setattr(point_covariances, "tile_rows", lambda row_bytes: 7)
+    monkeypatch.setattr(additive_states, "tile_rows", lambda row_bytes: 7)
     left, A = case(kernel, n, 9)
     right, B = case(KERNELS["matern"], n, 14, seed=1)
     C = np.random.default_rng(2).standard_normal((9, 14))
     expected = np.einsum("ij,jk,ik->i", A, C, B)
     np.testing.assert_allclose(left.form(torch.from_numpy(C), right), expected, atol=1e-10)
-    monkeypatch.setattr(point_covariances, "BATCH_NUMBERS", 0)  # a table would be too large
+    monkeypatch.setattr(additive_states, "BATCH_NUMBERS", 0)  # a table would be too large
     np.testing.assert_allclose(left.form(torch.from_numpy(C), right), expected, atol=1e-10)

@@ -9,7 +9,7 @@ from sklearn.gaussian_process.kernels import Matern
 
 from skgp.inference.defaults import LATENT_JITTER
 from skgp.inference.vecchia import hessian as hessians
-from skgp.inference.vecchia.conditionals import Conditionals
+from skgp.inference.vecchia.conditionals import Conditionals, VecchiaRoot
 from skgp.inference.vecchia.hessian import (
     DenseHessian,
     InducingHessian,
@@ -18,7 +18,6 @@ from skgp.inference.vecchia.hessian import (
 )
 from skgp.inference.vecchia.laplace import evidence, find_mode
 from skgp.inference.vecchia.neighbors import earlier_neighbors
-from skgp.inference.vecchia.root import VecchiaRoot
 from skgp.likelihoods import Bernoulli
 from tests.reference import vecchia
 

@@ -6,9 +6,13 @@ import torch
 from sklearn.gaussian_process.kernels import ExpSineSquared, Matern
 
 from skgp.inference.vecchia import neighbors
-from skgp.inference.vecchia.conditionals import Conditionals, global_features, inducing_factor
+from skgp.inference.vecchia.conditionals import (
+    Conditionals,
+    VecchiaRoot,
+    global_features,
+    inducing_factor,
+)
 from skgp.inference.vecchia.neighbors import earlier_neighbors, maximin_order
-from skgp.inference.vecchia.prior import VecchiaPrior
 from tests.reference import vecchia
 
 SCALE = np.array([0.4, 0.7])
@@ -25,11 +29,11 @@ def features(X, Z):
     return global_features(KERNEL, X, Z, inducing_factor(KERNEL, Z))
 
 
-def prior_and_covariance(H, m, noise=None):
-    """A prior of N points, and its dense covariance."""
+def root_and_covariance(H, m):
+    """A root of the prior covariance of N points, and that covariance."""
     X = points()
     Z = None if m is None else points(m, seed=1)
-    noise = np.full(N, 1e-4 * 1.3) if noise is None else noise
+    noise = np.full(N, 1e-4 * 1.3)
     sets = vecchia.neighbors(KERNEL, X, H, SCALE, Z, noise)
     Q, R = vecchia.parts(KERNEL, X, Z)
     Z = None if Z is None else torch.tensor(Z)
@@ -38,7 +42,7 @@ def prior_and_covariance(H, m, noise=None):
     own = torch.arange(N)[:, None]
     group = torch.cat([index, own], 1)
     found = Conditionals(KERNEL, torch.tensor(X), group, torch.tensor(noise), Z)
-    return VecchiaPrior.of(found), vecchia.covariance(Q, R + np.diag(noise), sets)
+    return VecchiaRoot(found), vecchia.covariance(Q, R + np.diag(noise), sets)
 
 
 @pytest.mark.parametrize("noise", [0.0, 0.3])
@@ -123,26 +127,20 @@ def test_maximin_orders_spread_every_prefix(d):
 
 @pytest.mark.parametrize(("H", "m"), [(0, 8), (1, None), (6, None), (6, 8), (N - 1, 8)])
 def test_products_are_those_of_the_dense_covariance(H, m):
-    prior, C = prior_and_covariance(H, m)
-    eye = torch.eye(N, dtype=torch.float64)
-    np.testing.assert_allclose(prior.covariance(eye), C, atol=1e-10)
-    inverse = np.linalg.inv(C)
-    np.testing.assert_allclose(prior.precision(eye), inverse, atol=1e-8 * np.abs(inverse).max())
-    vector = torch.tensor(points(N, 3, seed=2))
-    np.testing.assert_allclose(prior.precision(vector[:, 0]), prior.precision(vector)[:, 0])
-    np.testing.assert_allclose(prior.log_det(), np.linalg.slogdet(C)[1], atol=1e-8)
-    np.testing.assert_allclose(
-        prior.log_density(vector), vecchia.log_density(C, vector.numpy()), rtol=1e-8
-    )
-    np.testing.assert_allclose(
-        prior.accumulated_transposed(prior.differences_transposed(vector)), vector, atol=1e-10
-    )
+    root, C = root_and_covariance(H, m)
+    np.testing.assert_allclose(squared(root), C, atol=1e-10)
+    np.testing.assert_allclose(root.matrix, root.rmatmul(torch.eye(N).double()).T, atol=1e-12)
+
+
+def squared(root):
+    """The covariance R R' of a root."""
+    return root.matmul(root.rmatmul(torch.eye(root.n_rows, dtype=torch.float64))).numpy()
 
 
 def test_all_neighbors_are_the_exact_process():
-    prior, _ = prior_and_covariance(N - 1, None)
+    root, _ = root_and_covariance(N - 1, None)
     K = KERNEL(points()) + 1e-4 * 1.3 * np.eye(N)
-    np.testing.assert_allclose(prior.covariance(torch.eye(N, dtype=torch.float64)), K, atol=1e-11)
+    np.testing.assert_allclose(squared(root), K, atol=1e-11)
 
 
 def test_replicates_and_noises_of_each_row():
@@ -150,21 +148,11 @@ def test_replicates_and_noises_of_each_row():
     noise = np.random.default_rng(3).random(N) + 0.1
     index = earlier_neighbors(KERNEL, torch.tensor(X), 5)
     group = torch.cat([index, torch.arange(N)[:, None]], 1)
-    prior = VecchiaPrior.of(Conditionals(KERNEL, torch.tensor(X), group, torch.tensor(noise)))
+    root = VecchiaRoot(Conditionals(KERNEL, torch.tensor(X), group, torch.tensor(noise)))
     sets = [[j for j in row if j != i] for i, row in enumerate(index.tolist())]
     Q, R = vecchia.parts(KERNEL, X)
     C = vecchia.covariance(Q, R + np.diag(noise), sets)
-    np.testing.assert_allclose(prior.covariance(torch.eye(N, dtype=torch.float64)), C, atol=1e-12)
-
-
-def test_draws_have_the_covariance():
-    prior, C = prior_and_covariance(4, 6)
-    generator, n_draws = torch.Generator().manual_seed(0), 4000
-    numbers = [torch.randn(k, n_draws, generator=generator, dtype=torch.float64) for k in (N, 6)]
-    draws = prior.draw(*numbers).numpy()
-    found = draws @ draws.T / n_draws
-    error = np.sqrt((np.outer(C.diagonal(), C.diagonal()) + C**2) / n_draws)
-    assert np.abs((found - C) / error).max() < 4.7  # of 1830 numbers
+    np.testing.assert_allclose(squared(root), C, atol=1e-12)
 
 
 @pytest.mark.parametrize("d", [2, 8])
@@ -178,9 +166,8 @@ def test_divergence_from_the_exact_process_falls(d):
         phi = None if Z is None else global_features(kernel, X, Z, inducing_factor(kernel, Z))
         group = torch.cat([earlier_neighbors(kernel, X, H, phi), torch.arange(150)[:, None]], 1)
         noise = torch.full((150,), 1e-4, dtype=torch.float64)
-        prior = VecchiaPrior.of(Conditionals(kernel, X, group, noise, Z))
-        C = prior.covariance(torch.eye(150, dtype=torch.float64)).numpy()
-        return vecchia.kl_divergence(K, C)
+        root = VecchiaRoot(Conditionals(kernel, X, group, noise, Z))
+        return vecchia.kl_divergence(K, squared(root))
 
     for m in (0, 20):
         by_neighbors = [divergence(H, m) for H in (0, 2, 5, 10, 20, 40)]

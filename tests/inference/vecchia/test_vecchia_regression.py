@@ -7,7 +7,7 @@ from sklearn.gaussian_process.kernels import RBF, Matern
 
 from skgp.inference.vecchia.conditionals import Conditionals
 from skgp.inference.vecchia.neighbors import earlier_neighbors
-from skgp.inference.vecchia.regression import sums
+from skgp.inference.vecchia.posterior import sums
 from tests.reference import vecchia
 
 KERNEL = 1.3 * Matern([0.4, 0.7], nu=1.5) + 0.5 * RBF(0.6)

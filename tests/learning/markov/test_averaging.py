@@ -17,9 +17,9 @@ from skgp.inference.markov.series import make_series
 from skgp.kernels import LocalLinearTrend
 from skgp.kernels.series_parts import SeriesParts, has_waves, is_of_no_season
 from skgp.learning.markov.averaging import Average, around, average
-from skgp.learning.markov.ends import averaged_state
 from skgp.learning.markov.objectives import GaussianEvidence, SharedEvidence
 from skgp.learning.markov.search import maximise
+from skgp.learning.markov.series_search import averaged_state
 from skgp.learning.posterior.priors import default_priors
 from skgp.likelihoods import Gaussian
 

@@ -10,9 +10,9 @@ from sklearn.gaussian_process.kernels import Matern
 from skgp import StateSpaceGPClassifier, StateSpaceGPRegressor
 from skgp.data import Data
 from skgp.kernels import ActiveDims
-from skgp.learning.markov import interactions
+from skgp.learning.markov import additive
+from skgp.learning.markov.additive import _gains, missed_interaction
 from skgp.learning.markov.defaults import FISHER_RIDGE, LEAST_INTERACTION, PEAK_CHANCE
-from skgp.learning.markov.interactions import _gains, missed_interaction
 from skgp.likelihoods import Gaussian
 from tests.contracts.common import Recorder
 
@@ -78,7 +78,7 @@ def test_gains_of_few_nats_are_chance(n, least, monkeypatch):
     data, kernels = Data(X, X[:, 0]), [ActiveDims(Matern(nu=1.5), [i]) for i in range(2)]
     for factor, told in ((0.99, False), (1.01, True)):
         gains = torch.tensor([[0.0, factor * least], [0.0, 0.0]])
-        monkeypatch.setattr(interactions, "_gains", lambda *args, gains=gains: gains)
+        monkeypatch.setattr(additive, "_gains", lambda *args, gains=gains: gains)
         found = missed_interaction(kernels, data, X[:, 0], 0.0, Gaussian(0.1))
         assert (found is not None) == told
 

@@ -13,10 +13,10 @@ from sklearn.gaussian_process.kernels import (
     RationalQuadratic,
 )
 
-from skgp.inference.markov.approximation import evidence_error
 from skgp.inference.markov.series import make_series
 from skgp.kernels import LocalLinearTrend, gram, state_space
 from skgp.learning.markov.objectives import GaussianEvidence
+from skgp.learning.markov.refinement import evidence_error
 from skgp.likelihoods import Gaussian
 from skgp.linalg import NotPositiveDefiniteError, NumericalWarning
 from skgp.models.state_space import fit_series

@@ -8,7 +8,7 @@ from sklearn.gaussian_process.kernels import RBF, ExpSineSquared, Matern, WhiteK
 from skgp import StateSpaceGPClassifier, StateSpaceGPRegressor
 from skgp.inference.markov.series import make_series
 from skgp.learning.markov import series_search
-from skgp.learning.markov.starts import likeliest_starts
+from skgp.learning.markov.series_search import likeliest_starts
 from skgp.likelihoods import Gaussian
 
 NOISE = 0.3

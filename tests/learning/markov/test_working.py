@@ -10,7 +10,7 @@ from sklearn.gaussian_process.kernels import Matern
 from skgp import StateSpaceGPClassifier, StateSpaceGPRegressor
 from skgp.inference.markov.series import make_series
 from skgp.inference.markov.states import SeriesState
-from skgp.learning.markov.working import _working
+from skgp.learning.markov.series_search import _working
 
 T = np.arange(160.0)
 WEEK = 0.8 * np.sin(2 * np.pi * T / 7)
