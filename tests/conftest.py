@@ -1,5 +1,6 @@
 """What every test shares: the environment, reproducible examples, seeded data."""
 
+import gc
 import os
 import signal
 
@@ -22,6 +23,15 @@ from hypothesis import settings  # noqa: E402
 # Derandomised: a run fails or passes whoever runs it. No deadline: the machines are shared.
 settings.register_profile("skgp", deadline=None, derandomize=True, database=None)
 settings.load_profile("skgp")
+
+
+# What collection makes stays until the end: no search for garbage goes through it, then or later.
+gc.disable()
+
+
+def pytest_collection_finish():
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.hookimpl(wrapper=True)

@@ -20,6 +20,7 @@ from tests.contracts.properties import (
 )
 
 _N_CASES = [6, pytest.param(2000, marks=pytest.mark.slow)]
+_N_DATA = [4, pytest.param(2000, marks=pytest.mark.slow)]
 _N_SEQUENCES = [2, pytest.param(200, marks=pytest.mark.slow)]
 _HEALTH = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much]
 
@@ -44,7 +45,7 @@ def test_awkward_input_fits_or_is_refused(name, n_cases):
     assert sum(fitted) > 0.25 * len(fitted)
 
 
-@pytest.mark.parametrize("n_cases", _N_CASES)
+@pytest.mark.parametrize("n_cases", _N_DATA)
 @pytest.mark.parametrize("name", ESTIMATORS)
 def test_defaults_take_awkward_data(name, n_cases):
     fitted = []

@@ -39,6 +39,8 @@ _SYNCHRONISING = {
     *("cholesky", "inv", "solve", "eigh", "eigvalsh", "svd", "lstsq", "eig", "eigvals"),
     *("cholesky_inverse", "multinomial", "numpy", "cpu"),
 }
+#: What is no tensor and holds none.
+_PLAIN = {int, float, bool, type(None), slice, torch.dtype, torch.layout}
 #: Constructors that copy what Python or NumPy holds.
 _COPYING = {"tensor", "as_tensor", "asarray", "new_tensor"}
 #: What is more than an operation on tensors of one device.
@@ -118,12 +120,8 @@ def _call(function, args, kwargs):
         name = _name(function)
         if name == "__get__":
             return _attribute(function, args)
-        on_device, on_host, others = [], [], []
-        for leaf in _leaves([*args, *kwargs.values()] if kwargs else args):
-            if isinstance(leaf, Tensor):
-                (on_device if _lies_on_device(leaf) else on_host).append(leaf)
-            elif isinstance(leaf, (str, torch.device)):
-                others.append(leaf)
+        on_device, on_host, others = found = [], [], []
+        _sort([*args, *kwargs.values()] if kwargs else args, *found)
         plain = not others and name not in _SPECIAL and "generator" not in kwargs
         if plain and not on_device:
             return function(*args, **kwargs)
@@ -158,6 +156,22 @@ def _call(function, args, kwargs):
 @functools.cache
 def _name(function) -> str:
     return getattr(function, "__name__", str(function)).removeprefix("linalg_")
+
+
+def _sort(values, on_device, on_host, others) -> None:
+    """Tensors by where they lie, and strings and devices; of lists and dictionaries what is in."""
+    for value in values:
+        kind = type(value)
+        if kind is CudaTensor:
+            on_device.append(value)
+        elif kind in _PLAIN:
+            continue
+        elif isinstance(value, Tensor):
+            (on_device if _lies_on_device(value) else on_host).append(value)
+        elif isinstance(value, (str, torch.device)):
+            others.append(value)
+        elif isinstance(value, (list, tuple, dict)):
+            _sort(value.values() if kind is dict else value, on_device, on_host, others)
 
 
 def _leaves(values) -> list:

@@ -39,7 +39,7 @@ moons: optimizer=None
 SEARCHED = cases(
     """
 [StateSpaceGPRegressor]
-seasonal: kernel=periodic max_iter=2
+seasonal: kernel=periodic max_iter=1
 gaps: n_inducing=8 inducing=learned kernel=matern12 max_iter=2
 few: likelihood=student_t n_inducing=4 kernel=matern12 max_iter=1
 counts2: likelihood=poisson max_iter=2

@@ -2,6 +2,7 @@
 
 import pickle
 import warnings
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -80,6 +81,13 @@ class DLM:
 
     offers_state = False
     params = {}
+
+    @pytest.fixture(scope="class", autouse=True)
+    @classmethod
+    def short(cls):
+        """Few iterations of each kernel that is compared by default."""
+        with mock.patch.object(defaults, "FAMILY_ITER", 4):
+            yield
 
     def make(self, **params):
         settings = {"n_inducing": 20, "max_iter": 10, "random_state": 0, **self.params}

@@ -318,7 +318,7 @@ def test_sgd_scales_its_variances_by_observations_held_out_of_many():
     X = rng.uniform(-3, 3, size=(4000, 1))
     y = np.sin(3 * X[:, 0]) + 0.3 * rng.normal(size=len(X))
     kernel = 1.0 * RBF(0.5) + WhiteKernel(1e-3)  # overconfident
-    options = dict(solver="sgd", n_basis=200, max_iter=60, optimizer=None, random_state=0)
+    options = dict(solver="sgd", n_basis=100, max_iter=60, optimizer=None, random_state=0)
     fit = QSGPRegressor(kernel, basis="fourier", **options).fit(X[:3200], y[:3200])
     mean, std = fit.predict(X[3200:], return_std=True)
     assert fit.calibration_ > 10

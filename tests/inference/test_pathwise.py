@@ -37,7 +37,7 @@ def solver(name, design):
 def test_pathwise_mean_is_exact_and_draws_have_the_posterior_covariance(problem, generator, name):
     X, y, weight = problem
     design = StreamedDesign(BASIS, X, sample_weight=weight)
-    n_samples = 1500
+    n_samples = 500
     posterior, _, _ = pathwise_posterior(
         design, y, NOISE, solver(name, design), n_samples=n_samples, generator=generator
     )
@@ -55,7 +55,7 @@ def test_pathwise_misfit_of_the_draws_has_the_inverse_covariance_of_the_data(pro
     X, y, weight = problem
     design = StreamedDesign(BASIS, X, sample_weight=weight)
     _, _, misfit = pathwise_posterior(
-        design, y, NOISE, solver("gauss-seidel", design), n_samples=1500, generator=generator
+        design, y, NOISE, solver("gauss-seidel", design), n_samples=500, generator=generator
     )
     alpha = misfit.numpy() / NOISE
     C = reference.observation_covariance(reference.dense_features(BASIS, X), NOISE, weight.numpy())
@@ -63,7 +63,7 @@ def test_pathwise_misfit_of_the_draws_has_the_inverse_covariance_of_the_data(pro
     precision = np.linalg.inv(root[:, None] * C * root)  # rows are scaled by the root weights
     np.testing.assert_allclose(alpha[:, 0], precision @ (root * y.numpy()), rtol=1e-7, atol=1e-9)
     ratio = (alpha[:, 1:] ** 2).mean(1) / np.diag(precision)
-    assert np.abs((ratio - 1) / np.sqrt(2 / 1500)).max() < 4
+    assert np.abs((ratio - 1) / np.sqrt(2 / 500)).max() < 4
 
 
 def test_pathwise_draws_of_a_solver_that_did_nothing_are_prior_draws(problem, generator):

@@ -123,12 +123,12 @@ def test_search_of_few_rows_is_by_the_exact_evidence():
 
 
 def far_and_near():
-    """A search of 3000 observations, and trials of two families: one far from fine detail."""
-    X = np.random.default_rng(0).random((3000, 2))
-    data = Data(torch.tensor(X), torch.tensor(np.sin(70 * X).sum(1)))
+    """A search of 1000 observations, and trials of two families: one far from fine detail."""
+    X = np.random.default_rng(0).random((1000, 2))
+    data = Data(torch.tensor(X), torch.tensor(np.sin(40 * X).sum(1)))
     search = _Search(data, VecchiaSettings(n_neighbors=12), torch.Generator().manual_seed(0), None)
     far = 1.0 * Matern([3.0, 3.0], nu=2.5) + WhiteKernel(0.5)
-    near = 1.0 * Matern([0.05, 0.05], nu=1.5) + WhiteKernel(1e-4)
+    near = 1.0 * Matern([0.1, 0.1], nu=1.5) + WhiteKernel(1e-4)
     losses = (search.evidence(k, search.settings).value(k.theta) for k in (far, near))
     return search, *map(_Trial, (far, near), losses)
 
@@ -142,9 +142,7 @@ def test_families_of_many_observations_go_on_from_the_likeliest():
     assert search._nearer(far, fewer, search.settings) is far.kernel
 
 
-@pytest.mark.parametrize(
-    ("many", "gain", "rounds"), [(2999, 1.0, 2), (2999, 0.01, 1), (3000, 1, 0)]
-)
+@pytest.mark.parametrize(("many", "gain", "rounds"), [(999, 1.0, 2), (999, 0.01, 1), (1000, 1, 0)])
 def test_families_compete_in_rounds_while_the_likeliest_gains(many, gain, rounds, monkeypatch):
     search, far, near = far_and_near()
     climbed = []
@@ -154,6 +152,7 @@ def test_families_compete_in_rounds_while_the_likeliest_gains(many, gain, rounds
         return _Trial(kernel, -gain * ((len(climbed) - 1) // 3))
 
     monkeypatch.setattr("skgp.learning.vecchia.JOINT_ROWS", many)
+    monkeypatch.setattr("skgp.learning.vecchia.VECCHIA_START_ROWS", 60)
     monkeypatch.setattr(search, "climb", climb)
     monkeypatch.setattr(search, "best", lambda trials: trials)
     found = search.best_family([far.kernel, near.kernel], far.kernel)
@@ -162,7 +161,7 @@ def test_families_compete_in_rounds_while_the_likeliest_gains(many, gain, rounds
 
 def test_rounds_of_families_end_with_a_stopped_search(monkeypatch):
     search, far, near = far_and_near()
-    monkeypatch.setattr("skgp.learning.vecchia.JOINT_ROWS", 2999)
+    monkeypatch.setattr("skgp.learning.vecchia.JOINT_ROWS", 999)
     search.recorder = LossRecorder(lambda step, info: True)
     asked, evidence = [], search.evidence
     monkeypatch.setattr(search, "evidence", lambda *of: asked.append(of) or evidence(*of))

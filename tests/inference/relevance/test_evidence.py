@@ -217,9 +217,9 @@ def test_every_source_and_memory_map_gives_the_same_fit(tmp_path):
     for name, values in (("X", X), ("y", y)):
         np.save(tmp_path / f"{name}.npy", values.numpy())
     maps = [np.load(tmp_path / f"{name}.npy", mmap_mode="r") for name in ("X", "y")]
-    rows, fits = torch.arange(0, 120, 3), []
-    gram = 8 * 40 * 40  # bytes
-    for budget, data in ((2**25, (X, y)), (gram, (X, y)), (gram, maps), (8 * 40, (X, y))):
+    rows, fits = torch.arange(0, 120, 6), []
+    gram = 8 * 20 * 20  # bytes
+    for budget, data in ((2**25, (X, y)), (gram, (X, y)), (gram, maps), (8 * 20, (X, y))):
         with memory_limit(2 * budget):  # half of which is for features
             fits.append(fit_relevance(KERNEL, *data, candidates=rows))
     for fit in fits[1:]:

@@ -220,7 +220,7 @@ def test_mean_loss_with_every_control_variate_is_unbiased_by_z_test(name, genera
     if name == "inducing":
         controls.append((low_rank(problem, "precision")[0], 1.0))
     draws = []
-    for _ in range(300):
+    for _ in range(150):
         rows = sample_without_replacement(problem.n, 2, generator=generator)
         i, j = (sample_indices(basis, 5, generator=generator) for _ in range(2))
         design = sample_design(basis, problem.X[rows], i, j, n=problem.n)

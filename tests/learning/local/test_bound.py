@@ -96,13 +96,11 @@ def assert_same_gradients(ours, theirs, tol):
         torch.testing.assert_close(left, right, rtol=0, atol=tol * scale, msg=name)
 
 
-@pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("labels", [False, True])
 @pytest.mark.parametrize("full", [False, True])
 @pytest.mark.parametrize("kernel", [MATERN, LINEAR])
-def test_bound_and_its_fast_gradients_equal_autograd_of_the_definition(
-    kernel, full, labels, weighted
-):
+def test_bound_and_its_fast_gradients_equal_autograd_of_the_definition(kernel, full, labels):
+    weighted = full ^ labels ^ (kernel is LINEAR)  # every pair of the four
     state, data, active, objective = problem(
         kernel=kernel, full=full, labels=labels, weighted=weighted
     )
@@ -160,7 +158,7 @@ def test_local_moments_pass_gradcheck(full, free):
         S = {"covariance": with_own_variance(spread)} if full else {"var": spread}
         return tuple(local_moments(with_own_variance(factor), mean, **S))
 
-    assert torch.autograd.gradcheck(function, tuple(leaves.values()))
+    assert torch.autograd.gradcheck(function, tuple(leaves.values()), fast_mode=True)
 
 
 def test_local_moments_of_both_covariances_agree():

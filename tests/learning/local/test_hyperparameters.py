@@ -107,8 +107,11 @@ def labelled(n, n_classes, seed=0):
     return Data(X, 2 * torch.nn.functional.one_hot(codes).double() - 1)
 
 
-def test_detail_that_some_rows_missed_is_learned_from_all_labels():
+def test_detail_that_some_rows_missed_is_learned_from_all_labels(monkeypatch):
     """With the amplitude that goes with the noise of the link."""
+    for settings in (module.defaults.SHORT_SEARCH, module.defaults.LONG_SEARCH):
+        monkeypatch.setitem(settings, "batch_size", 64)
+        monkeypatch.setitem(settings, "n_steps", 40)
     data = labelled(2500, 2)
     coarse = ConstantKernel(4.0, (1e-3, 1e6)) * RBF([3.0, 3.0])
     probit, logit = (
@@ -117,6 +120,7 @@ def test_detail_that_some_rows_missed_is_learned_from_all_labels():
             [coarse],
             data,
             n_neighbors=16,
+            n_points=400,
             information=Bernoulli(link).information,
             generator=torch.Generator().manual_seed(0),
         ).kernel

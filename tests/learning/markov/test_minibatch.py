@@ -84,7 +84,7 @@ def test_estimates_are_unbiased(name):
         values = [torch.tensor([found.value]), found.gradients()[0], found.likelihood_gradient]
         return torch.cat([*values, found.knot_gradient, of.sites[0].linear.flatten()])
 
-    n_drawn = 60
+    n_drawn = 30
     drawn.n_evaluations = whole.n_evaluations = 10**9
     drawn.rate = whole.rate = 0.1
     draws = torch.stack([evaluate(drawn) for _ in range(n_drawn)])
