@@ -166,7 +166,7 @@ def averaged(
         points = average(found, starts, objective, likelihood, series)
     elif n_rows >= TREND_LEAST_ROWS:
         points = around(found, objective, likelihood)
-    if LINE_LEAST_ROWS <= n_rows < TREND_LEAST_ROWS:
+    if parts_of(series).span and LINE_LEAST_ROWS <= n_rows < TREND_LEAST_ROWS:
         rival, share = _over_line(found, objective, likelihood, rest)
     else:
         share = structure.share

@@ -169,7 +169,7 @@ def _search_scale(
 def _telling_scales(component: Component, series: Series) -> Tensor:
     """Multiples of the length scales that are not all noise between the rows."""
     gaps, own = series.gaps[1:], component.theta[component.is_length_scale]
-    gaps = gaps[gaps.isfinite()]
+    gaps = gaps[gaps.isfinite() & (gaps > 0)]  # covariates keep rows of equal times apart
     scales = torch.tensor(SCALES, dtype=torch.float64)
     if not (len(gaps) and len(own)):
         return scales[1:2]
