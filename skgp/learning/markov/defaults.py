@@ -97,6 +97,8 @@ CHOICE_ITER, CHOICE_NATS, CHOICE_TOL, START_TOL = 25, 0.05, 1e-5, 1e-3
 #: noise as axes, too, or a standard deviation of 1.5 or 5, change that by less than .005. Priors of
 #: the roots of variances (exponential, half-Cauchy) cover as much at best, and some kinds lose .1.
 FISHER_RIDGE, OUTLOOK = 0.1, 6.0
+#: Times up to which predictions are averaged so, at the price of a state a point.
+AROUND_ROWS = 3000
 #: Hyper-parameters up to which a search from a kernel given steps by scoring. Of 48 series of 70 to
 #: 130 times one process of these ends where L-BFGS does, in .6 to .75 of the seconds (one of 240 by
 #: 3 nats below); of sums of two or three 17 of 144 end 7 to 66 nats below, and 2 as much above.
