@@ -60,10 +60,11 @@ class StateSpaceGPRegressor(SeriesScale, StreamingGPRegressor):
         noise are averaged over the two. Of 4 to 39 times they are averaged over whether a straight
         line lies beneath the process. With five observations per hyper-parameter or fewer and no
         trend, it has the priors of `BayesianGPRegressor`, and predictions are averaged over
-        Laplace's approximation of their posterior; of 40 to some 400 times without covariates over
-        such about the optimum. Several columns: a kernel of which each column gets a copy, or a sum
-        of `skgp.kernels.ActiveDims` of one column each; None is a Matern 3/2 each, with a prior of
-        the hyper-parameters that keeps many columns of few observations from following the noise.
+        Laplace's approximation of their posterior; of 40 to 3000 times over such about the optimum.
+        Several columns: a kernel of which each column gets a copy, or a sum of
+        `skgp.kernels.ActiveDims` of one column each; None is a Matern 3/2 each, of one variance
+        and, in units of the ranges, one length scale for all columns where the evidence gains no
+        nat a column by their own, which have a prior.
     {time}
     covariates : {"auto"} or dict, default="auto"
         Kinds of the columns beside the times, by name or position: "linear" for a slope, "flag" for

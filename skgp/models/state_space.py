@@ -32,7 +32,8 @@ Deviations
 - Hyper-parameters maximise the ELBO with q at its optimum, by L-BFGS; the paper takes steps of Adam
   in turn, and so does `fit_minibatches`. A pass over all rows is linear in them: of 1e6 counts both
   take the same time. The default of an additive model has a prior of them besides
-  (:class:`~.search.Climb`).
+  (:class:`~.search.Climb`), and of few rows they are common to all columns unless that is clearly
+  less likely (:mod:`~skgp.learning.markov.common`).
 - Rows of an additive model are tabulated once: for Gaussian noise the ELBO, its maximum over q and
   its gradient are then independent of n. ``posterior="mean_field"`` is the paper's product of
   processes; its means are exact, its variances too small and its ELBO low by as much as the columns
@@ -77,7 +78,8 @@ from skgp.learning.defaults import LEAST_EFFECT
 from skgp.learning.markov.additive import BinnedEvidence, RowsElbo, RowsEvidence
 from skgp.learning.markov.averaging import Average
 from skgp.learning.markov.choice import choose_kernel
-from skgp.learning.markov.defaults import CHOICE_ITER, FEW_ADDITIVE_ROWS, PRIOR_START_NOISE
+from skgp.learning.markov.common import climb_columns
+from skgp.learning.markov.defaults import CHOICE_ITER, FEW_ADDITIVE_ROWS
 from skgp.learning.markov.regression import left_by_terms
 from skgp.learning.markov.search import Component, Search, maximise
 from skgp.learning.markov.series_search import (
@@ -278,17 +280,18 @@ def _climb(
     """
     for kernel in kernels:
         _check(kernel)
-    if parameters is not None:
-        others = None
-    else:
+    callback = StopRecorder(callback)
+    options: dict[str, Any] = {"max_iter": max_iter, "tol": tol, "callback": callback}
+    options["parameters"] = parameters
+    if parameters is None:
         parameters = likelihood.initial(torch.empty(0, dtype=torch.float64))
-        if optimise and prior is not None and likelihood.is_gaussian:
-            parameters = parameters + math.log(PRIOR_START_NOISE)
+    else:
+        others = None
     found = Search([Component(kernel) for kernel in kernels], parameters, 0.0)
-    if optimise:
-        callback = StopRecorder(callback)
-        options: dict[str, Any] = {"max_iter": max_iter, "tol": tol, "callback": callback}
-        options |= {"parameters": parameters, "amplitudes": True, "prior": prior}
+    if optimise and prior is not None:
+        found = climb_columns(found.components, objective, likelihood, prior, **options)
+    elif optimise:
+        options["amplitudes"] = True
         found = maximise(found.components, objective, likelihood, **options)
         if others is not None and not callback.stopped:
             few = {**options, "max_iter": min(max_iter, CHOICE_ITER)}

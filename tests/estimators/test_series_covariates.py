@@ -516,3 +516,17 @@ def test_new_levels_do_not_join_by_partial_fit():
     with pytest.raises(ValueError, match="levels in the column 'site' that fit had not, in 1 of 3"):
         model.partial_fit(X[:3].assign(site=["a", "elsewhere", "b"]), y[:3])
     np.testing.assert_array_equal(model.predict(X), expected)
+
+
+@pytest.mark.parametrize("n_days", [1, 2, 4])
+def test_sites_seen_on_few_days_differ_as_their_means_do(n_days):
+    """The median gap between rows is 0, and of one day there is none."""
+    rng, copies = np.random.default_rng(n_days), 4 // n_days
+    site = np.tile(np.repeat(np.arange(8), copies), n_days)
+    day = np.repeat(np.arange(n_days), 8 * copies)
+    X = pd.DataFrame({"day": day, "site": [f"site {each}" for each in site]})
+    y = 0.5 * day + rng.standard_normal(8)[site] + 0.02 * rng.standard_normal(32)
+    model = StateSpaceGPRegressor(time="day").fit(X, y)
+    effects = model.predict_components(X[: 8 * copies : copies])[:, -1]
+    means = np.array([y[site == each].mean() for each in range(8)])
+    np.testing.assert_allclose(effects - effects.mean(), means - means.mean(), atol=0.01)

@@ -16,8 +16,9 @@ A direction that the data do not see has the width of its prior.
 
 Of more rows a forecast beyond them still spreads with the roots of variances that the data know to
 a factor only. There :math:`\hat u` is where the search ended, with the weak prior about it that
-searches by scoring have, and :math:`\Sigma` the inverse of the average information. The d
-hyper-parameters of all addends but seasons move along the axes of their own part of it, the others
+searches by scoring have, and :math:`\Sigma` the inverse of the average information or, of series
+with covariates or more than some 400 times, of minus the Hessian. The d hyper-parameters of all
+addends of the process but seasons move along the axes of their own part of it, the others
 with them as their regression says, over :math:`\sqrt{(d + k) \lambda_j}` with weights of
 :math:`1 / (2 k)` of the mode's, k = max(1, 3 - d): the nodes of the unscented transform.
 
@@ -43,6 +44,7 @@ from skgp.kernels import LocalLinearTrend
 from skgp.kernels.expression import summands
 from skgp.kernels.series_parts import begun_as_freely, is_of_no_season
 from skgp.learning.markov.defaults import (
+    AROUND_ROWS,
     AVERAGED_ROWS,
     CHOICE_ITER,
     FISHER_RIDGE,
@@ -164,9 +166,9 @@ def averaged(
     n_rows, points, rival = len(series.times), None, structure.rival
     if leaves_open(found, n_rows):
         points = average(found, starts, objective, likelihood, series)
-    elif n_rows >= TREND_LEAST_ROWS:
+    elif TREND_LEAST_ROWS <= n_rows <= AROUND_ROWS:
         points = around(found, objective, likelihood)
-    if LINE_LEAST_ROWS <= n_rows < TREND_LEAST_ROWS:
+    if parts_of(series).span and LINE_LEAST_ROWS <= n_rows < TREND_LEAST_ROWS:
         rival, share = _over_line(found, objective, likelihood, rest)
     else:
         share = structure.share
@@ -234,25 +236,30 @@ def average(
 
 
 def around(found: Search, objective: Objective, likelihood: Likelihood) -> Average | None:
-    """Points about where the search of a series ended, if it is short and without terms."""
+    """Points about where the search of a series ended, if it has parts beside seasons."""
     place = np.concatenate([*(each.theta for each in found.components), found.parameters])
     sd = np.full(len(place), FISHER_RIDGE**-0.5)
     posterior = SeriesPosterior(found.components, objective, likelihood, place, sd)
-    evidence = None if posterior.short is None else posterior.short.evidence(place)
-    if posterior.short is None or evidence is None:
-        return None
-    moving = np.append(is_of_no_season(found.kernel), False)
-    moving &= np.greater(*posterior.bounds.T[::-1])
+    moving = posterior.bounds[:, 1] > posterior.bounds[:, 0]
+    of_process = is_of_no_season(found.kernel)
+    moving[: len(of_process)] &= of_process
+    moving[len(of_process) :] = False
     if not moving.any():
         return None
-    covariance = np.linalg.inv(posterior.short.information(evidence, "average_information"))
+    evidence = None if posterior.short is None else posterior.short.evidence(place)
+    if posterior.short is None or evidence is None:
+        top = posterior.log_density(place)
+        covariance = bounded_inverse(-hessian_by_differences(posterior, place))
+    else:
+        top = evidence.value
+        covariance = np.linalg.inv(posterior.short.information(evidence, "average_information"))
     within = covariance[np.ix_(moving, moving)]
     variances, axes = np.linalg.eigh(within)
     following = np.linalg.solve(within, covariance[moving])  # (d, p)
     moves = (axes * np.sqrt(variances)).T @ following
     d = len(moves)
     k = max(1, 3 - d)
-    nodes = _nodes(posterior, found, place, evidence.value, moves, d + k, 0.5 / k)
+    nodes = _nodes(posterior, found, place, top, moves, d + k, 0.5 / k)
     return replace(nodes, points=tuple(_free(each, found) for each in nodes.points))
 
 

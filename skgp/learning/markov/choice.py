@@ -63,7 +63,7 @@ def choose_kernel(
         for each in _PARTS:
             some = _part(processes, each, SERIES_SCALE_ROWS)
             found[each] = _search_scale(first, make_objective(some), likelihood, some[0])
-        kind, best = max(found.items(), key=lambda pair: _value(pair[1], whole, likelihood))
+        kind, best = max(found.items(), key=lambda pair: evidence_at(pair[1], whole, likelihood))
         objective = make_objective(_part(processes, kind, CHOICE_ROWS))
     searches: list[Search] = []
 
@@ -137,8 +137,8 @@ def _tell(n_rows: float, kernel: Any) -> bool:
     return ROWS_A_PARAMETER * n_dims_of(kernel) <= n_rows
 
 
-def _value(search: Search, objective: Objective, likelihood: Likelihood) -> float:
-    """Evidence of other data at the hyper-parameters that a search found."""
+def evidence_at(search: Search, objective: Objective, likelihood: Likelihood) -> float:
+    """Evidence, maybe of other data, at the hyper-parameters that a search found."""
     options: dict[str, Any] = {"parameters": search.parameters, "max_iter": 0}
     return maximise(search.components, objective, likelihood, **options).value
 
@@ -169,7 +169,7 @@ def _search_scale(
 def _telling_scales(component: Component, series: Series) -> Tensor:
     """Multiples of the length scales that are not all noise between the rows."""
     gaps, own = series.gaps[1:], component.theta[component.is_length_scale]
-    gaps = gaps[gaps.isfinite()]
+    gaps = gaps[gaps.isfinite() & (gaps > 0)]  # covariates keep rows of equal times apart
     scales = torch.tensor(SCALES, dtype=torch.float64)
     if not (len(gaps) and len(own)):
         return scales[1:2]

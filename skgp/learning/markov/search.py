@@ -9,7 +9,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from skgp.learning.markov.defaults import INNER, LEAST_GAP, PRIOR_LOG_SD
+from skgp.learning.markov.defaults import INNER, LEAST_GAP, NOISE_LOG_SD, PRIOR_LOG_SD
 from skgp.learning.markov.objectives import Component, Evaluation, Objective
 from skgp.likelihoods import Likelihood
 from skgp.linalg.runtime import Callback
@@ -75,7 +75,8 @@ class Climb:
     and of the likelihood's initial parameters :math:`\sigma_0^2` the loss has besides
 
     .. math:: \sum_j \Big( \sqrt 2\, \frac{s_j}{s_{0j}} + \frac{1}{2 c^2} \log^2
-              \frac{\ell_j}{\ell_{0j}} \Big) + \frac{1}{2 c^2} \log^2 \frac{\sigma^2}{\sigma_0^2} :
+              \frac{\ell_j}{\ell_{0j}} \Big)
+              + \frac{1}{2 c_0^2} \log^2 \frac{\sigma^2}{\sigma_0^2} :
 
     amplitudes are exponential with mean square :math:`s_0^2`, so that the components' variances sum
     to that of the data if the :math:`s_0^2` do; the rest is log-normal.
@@ -249,9 +250,11 @@ class Climb:
         if self._is_amplitude is not None:
             is_amplitude[: len(self._is_amplitude)] = self._is_amplitude
         of_amplitude = math.sqrt(2) * (log_ratio / 2).exp()
-        z = log_ratio / PRIOR_LOG_SD
+        sd = torch.full_like(at, PRIOR_LOG_SD)
+        sd[self._likelihood] = NOISE_LOG_SD
+        z = log_ratio / sd
         loss = torch.where(is_amplitude, of_amplitude, 0.5 * z.square()).sum()
-        return -float(loss), -torch.where(is_amplitude, 0.5 * of_amplitude, z / PRIOR_LOG_SD)
+        return -float(loss), -torch.where(is_amplitude, 0.5 * of_amplitude, z / sd)
 
 
 def _beside(place: Tensor, *vectors: Tensor) -> list[Tensor]:

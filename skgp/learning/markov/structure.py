@@ -73,7 +73,7 @@ def with_structure(
     noise is Gaussian.
     """
     n, make = len(series.times), parts_of(series)
-    if not SEASON_LEAST_ROWS <= n <= STRUCTURE_ROWS:
+    if not (make.span and SEASON_LEAST_ROWS <= n <= STRUCTURE_ROWS):
         return Structure(best)
 
     def cost(part: Component) -> float:
@@ -223,7 +223,7 @@ def _slow(part: Component, scale: float) -> Component:
 def parts_of(series: Series) -> SeriesParts:
     """Kernels in the units of a series."""
     times, values = to_arrays(series.times, series.totals / series.counts)
-    gaps = np.sort(np.diff(times))
+    gaps = np.sort(np.diff(np.unique(times)))  # covariates keep rows of equal times apart
     return SeriesParts(
         start=float(times[0]),
         span=float(times[-1] - times[0]),

@@ -241,16 +241,49 @@ def test_hyper_parameters_of_seasons_are_told_from_others():
     np.testing.assert_array_equal(is_of_no_season(kernel), [True, *[False] * 3, *[True] * 3])
 
 
-def test_weights_of_many_rows_are_those_of_a_gaussian_and_one_more_row_leaves_a_point():
-    e, noise = np.random.default_rng(1).standard_normal((2, 401))
+def autoregression(n):
+    """Times, targets, where the search of a Matern 1/2 ended, and points about that."""
+    e, noise = np.random.default_rng(1).standard_normal((2, n))
     y = scipy.signal.lfilter([1.0], [1.0, -0.9], e) + 1.5 * noise
+    t, y = np.arange(float(n)), y / y.std()
     kernel = ConstantKernel(1.0, (1e-6, 1e6)) * Matern(2.0, (1e-2, 1e3), nu=0.5)
-    likelihood, found = Gaussian(0.3, bounds=(1e-8, 10.0)), []
-    for n in (400, 401):
-        series = make_series(torch.arange(float(n)).double(), torch.tensor(y[:n] / y.std()))
-        objective = SharedEvidence([GaussianEvidence(series)])
-        search = maximise([kernel], objective, likelihood)
-        found.append(around(search, objective, likelihood))
+    likelihood = Gaussian(0.3, bounds=(1e-8, 10.0))
+    objective = SharedEvidence([GaussianEvidence(make_series(torch.tensor(t), torch.tensor(y)))])
+    found = maximise([kernel], objective, likelihood)
+    return t, y, found, around(found, objective, likelihood)
+
+
+def test_weights_of_many_rows_are_those_of_a_gaussian():
+    *_, points = autoregression(400)
     # With the noise held it falls by twice as much on one axis.
-    np.testing.assert_allclose(found[0].weights, [1 / 3, *[1 / 6] * 4], atol=0.01)
-    assert found[1] is None
+    np.testing.assert_allclose(points.weights, [1 / 3, *[1 / 6] * 4], atol=0.01)
+
+
+def test_points_of_more_rows_are_on_the_axes_of_the_hessian():
+    t, y, found, points = autoregression(401)
+    mode, *ends = [each.components[0].theta.numpy() for each in points.points]
+    moves = (np.array(ends[:2]) - ends[2:]) / (2 * np.sqrt(3))  # of d + k = 3
+
+    exact = GaussianProcessRegressor(found.kernel + WhiteKernel(1.0), optimizer=None).fit(
+        t[:, None], y
+    )
+    place = np.append(mode, found.parameters)
+    slopes = [
+        [exact.log_marginal_likelihood(place + h * z, True)[1] for z in np.eye(3)]
+        for h in (0.1, -0.1)
+    ]
+    precision = 0.1 * np.eye(3) - (np.array(slopes[0]) - slopes[1]) / 0.2
+    expected = np.linalg.inv((precision + precision.T) / 2)[:2, :2]
+    np.testing.assert_allclose(moves.T @ moves, expected, rtol=0.25)
+    assert points.weights[0] == pytest.approx(1 / 3, abs=0.05)  # the mode's, were it a Gaussian
+
+
+def test_forecasts_with_a_covariate_spread_as_without_it_where_it_says_nothing():
+    """A wandering slope of 60 times: of the point where the search ended it is a tenth less."""
+    rng, t = np.random.default_rng(2), np.arange(80.0)
+    y = np.cumsum(np.cumsum(0.2 * rng.standard_normal(80))) + 0.3 * rng.standard_normal(80)
+    X = np.column_stack([t, np.tile([0.0, 1.0], 40)])
+    alone = StateSpaceGPRegressor(likelihood="gaussian").fit(t[:60, None], y[:60])
+    beside = StateSpaceGPRegressor(time=0, likelihood="gaussian").fit(X[:60], y[:60])
+    spread = alone.predict(t[60:, None], return_std=True)[1]
+    np.testing.assert_allclose(beside.predict(X[60:], return_std=True)[1], spread, rtol=0.05)

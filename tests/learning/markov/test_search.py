@@ -11,7 +11,7 @@ from sklearn.gaussian_process.kernels import ConstantKernel, Matern, WhiteKernel
 from skgp.inference.markov.series import make_series
 from skgp.learning.markov import choice
 from skgp.learning.markov.choice import choose_kernel
-from skgp.learning.markov.defaults import SCALES
+from skgp.learning.markov.defaults import NOISE_LOG_SD, PRIOR_LOG_SD, SCALES
 from skgp.learning.markov.objectives import (
     Evaluation,
     GaussianEvidence,
@@ -253,8 +253,9 @@ def test_prior_enters_loss_and_gradient(data, amplitudes):
     (theta,), _ = with_prior.thetas(place)
     z = theta - torch.from_numpy(prior.theta)
     noise = float(place[2]) - np.log(0.1)
-    of_variance = np.sqrt(2) * (z[0] / 2).exp() if amplitudes else z[0] ** 2 / 2
-    expected = (of_variance + z[1] ** 2 / 2 + noise**2 / 2) / 80
+    of_variance = np.sqrt(2) * (z[0] / 2).exp() if amplitudes else z[0] ** 2 / (2 * PRIOR_LOG_SD**2)
+    of_scale = z[1] ** 2 / (2 * PRIOR_LOG_SD**2)
+    expected = (of_variance + of_scale + noise**2 / (2 * NOISE_LOG_SD**2)) / 80
     value, slope = with_prior.loss({"place": place})
     assert value - without.loss({"place": place})[0] == pytest.approx(float(expected), rel=1e-9)
     for i, step in enumerate(1e-6 * torch.eye(3, dtype=torch.float64)):
