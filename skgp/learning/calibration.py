@@ -95,22 +95,24 @@ def choose_moderation(
     scaled = torch.stack([factor * var for factor in factors])
     found = density(Y.expand_as(scaled), mean.expand_as(scaled), scaled)
     losses = {none: -density(Y, mean, None), **dict(zip(factors, -found, strict=True))}
-    share = _share_of_error(losses[MODERATIONS[-1]], weight)
-    ordered = [losses[factor] + share * _if_wrong(losses[factor]) for factor in _FROM_SIMPLEST]
+    ordered = [losses[factor] for factor in _FROM_SIMPLEST]
+    ordered = _with_an_error(ordered, losses[MODERATIONS[-1]], weight)
     best = choose(ordered, weight=weight, least_share=LABEL_SHARE, n_errors=n_errors)
     return _FROM_SIMPLEST[best], losses
 
 
-def _share_of_error(loss: Tensor, weight: Tensor | None) -> Tensor:
-    """Of one wrong label of mean weight at each row (p,), by losses in nats of all."""
-    wrong = (-torch.expm1(-loss)).nan_to_num(0.0)
+def _with_an_error(
+    candidates: list[Tensor], cautious: Tensor, weight: Tensor | None
+) -> list[Tensor]:
+    """Losses (p,) in nats of candidates, with those of one wrong label of mean weight.
+
+    It is at each row with a probability proportional to that of `cautious` losses of being wrong.
+    """
+    wrong = (-torch.expm1(-cautious)).nan_to_num(0.0)
     mean = wrong.mean() if weight is None else weight @ wrong / weight.sum()
-    return wrong / (len(wrong) * mean.clamp_min(torch.finfo(wrong.dtype).tiny))
-
-
-def _if_wrong(loss: Tensor) -> Tensor:
-    """Minus the log probability of another class, from that of the class, in nats."""
-    return -torch.log(-torch.expm1(-loss.clamp_min(torch.finfo(loss.dtype).tiny)))
+    tiny = torch.finfo(wrong.dtype).tiny
+    share = wrong / (len(wrong) * mean.clamp_min(tiny))
+    return [loss - share * torch.log(-torch.expm1(-loss.clamp_min(tiny))) for loss in candidates]
 
 
 def mean_scores(losses: dict[float, Tensor], weight: Tensor) -> dict[float, float]:
@@ -179,7 +181,8 @@ def best_calibration(
     found = [
         _best_coupling(likelihood, Y, mean, moderation * var, weight) for moderation in _FROM_WHOLE
     ]
-    best = choose([losses for _, losses in found], weight=weight, least_share=LABEL_SHARE)
+    losses = _with_an_error([losses for _, losses in found], found[0][1], weight)
+    best = choose(losses, weight=weight, least_share=LABEL_SHARE)
     return _FROM_WHOLE[best], found[best][0]
 
 

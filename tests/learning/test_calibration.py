@@ -109,6 +109,14 @@ def test_few_labels_predicted_right_do_not_make_probabilities_sure(n, best):
     assert found == best
 
 
+@pytest.mark.parametrize(("n", "best"), [(FEW_ROWS, 1 / 16), (1000, 0.0)])
+def test_a_calibration_expects_a_wrong_label(n, best):
+    """Under the probit it costs the mode some 100 nats, a share of which is 0 of many labels."""
+    mean = torch.linspace(-15, 15, n, dtype=torch.float64)[:, None]
+    var = torch.full_like(mean, 300.0)
+    assert best_calibration(Bernoulli("probit"), mean.sign(), mean, var) == (best, 0.0)
+
+
 @pytest.mark.parametrize(("n", "best"), [(FEW_ROWS - 1, 1.0), (FEW_ROWS, 0.0)])
 def test_few_labels_of_two_classes_keep_all_of_the_variance(n, best):
     """Labels that the means tell for sure."""
