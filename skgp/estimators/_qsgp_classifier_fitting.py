@@ -29,7 +29,7 @@ from skgp.learning.classification_hyperparameters import (
     ClassificationSettings,
     fit_classification_hyperparameters,
 )
-from skgp.learning.defaults import FEW_ROWS_MODERATION, SCALE_ROWS, SUBSET_ROWS
+from skgp.learning.defaults import FEW_ROWS_MODERATION, SCALE_ROWS
 from skgp.learning.label_scales import refine_length_scales
 from skgp.learning.plan import (
     Fit,
@@ -208,12 +208,8 @@ class QSGPClassifierFitting(ProjectedClassifierMixin, QSGPMixin, StreamingGPClas
         callback: Callback,
     ) -> qsgp.Problem:
         """What the solvers start from for fixed hyper-parameters."""
-        few = len(data) <= SUBSET_ROWS  # the search has seen every row
-        moderation = found.moderation if few and found.history else None
         learns = self._learns and cast(Kernel, found.kernel).n_dims > 0
-        options = self._shared_options(
-            backend, bound=self.bound, moderation=moderation, learn_hyperparameters=learns
-        )
+        options = self._shared_options(backend, bound=self.bound, learn_hyperparameters=learns)
         model = self._likelihood, to_tensor(self.offset_, device=backend.device)
         return qsgp.Problem(found.kernel, data, 0.0, options, generator, callback, *model)
 

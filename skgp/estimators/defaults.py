@@ -127,9 +127,10 @@ CLUSTERED_SHARE = 0.3
 SWSGP_EXACT_ROWS = 2500
 #: The same of labels and counts and one latent function; of c with as many numbers, c M^2.
 SWSGP_FULL_ROWS = 1000
-#: Of logs of amplitude and length scales, by default kernels: of sparse-within-sparse GPs always,
-#: of others where labels beside the most frequent class are fewer than such a number and share,
-#: whose scales do not follow labels left out then. Of 1000 observations, 11 to 31 of a rare class
+#: Of logs of amplitude and length scales, by default kernels: of sparse-within-sparse GPs of fewer
+#: neighbours than labels, as their scales do not follow labels left out (500 digits: log loss .070,
+#: .113 where they do); of others where labels beside the most frequent class are fewer than such a
+#: number and share, for the same reason. Of 1000 observations, 11 to 31 of a rare class
 #: (tests/benchmarks/bench_rare_class.py), a dense GP's mean log-loss exceeds the truth's by .0041
 #: with both, .0041 with the prior alone, .0050 without the labels left out alone and .0061 with
 #: neither (seeds 100 to 119); of seed 208 by .0064, .0333, .0077 and .0309. Of 700 balanced labels

@@ -13,8 +13,10 @@ families, overall length scale and amplitude well apart, and overfits ARD length
    for which every row counts; amplitude and common factor are then refitted by the evidence.
 
 Whichever has the best score is kept: log evidence per row of the subset plus mean log density of
-held-out rows at the latent mode, in equal parts. On held-out parts of training sets that sum chose
-better than either of its terms did: the second alone is noisy, the first alone prefers ARD.
+held-out rows, in equal parts. On held-out parts of training sets that sum chose better than either
+of its terms did: the second alone is noisy, the first alone prefers ARD. The density is that of
+moderated probabilities (:mod:`skgp.learning.calibration`), as predictions are: at the latent mode a
+large amplitude that is sure of a wrong label loses to a worse kernel.
 
 A kernel vector of more than ``max_free`` length scales is only ever moved as a whole, at ratios
 that numbers in place of the labels suggest (:func:`skgp.learning.latent_starts.latent_structure`).
@@ -237,10 +239,8 @@ class _Search:
         found = rescale_few(fit.kernel, few, self.judged, *model, callback=self.callback)
         if found is None:
             return fit
-        kernel, moderation = found
-        objective = _Objective(self, kernel, np.zeros((kernel.n_dims, 0)), self.subset)
-        scored = self._scored(kernel, self.subset, objective)
-        return replace(scored, history=fit.history, moderation=moderation)
+        objective = _Objective(self, found, np.zeros((found.n_dims, 0)), self.subset)
+        return replace(self._scored(found, self.subset, objective), history=fit.history)
 
     @property
     def _share_of_evidence(self) -> float:
@@ -291,22 +291,20 @@ class _Search:
         with torch.no_grad():
             fit = objective.evidence.fit(objective.best_theta)
             evidence = float(fit.log_evidence.mean())
-            score, moderation = evidence / rows.total, None
-            new = self.held_out
+            score, new = evidence / rows.total, self.held_out
             if len(new):
-                mean, var = laplace_predict(fit, kernel, rows.X, new.X)
-                weight = torch.ones_like(mean[:, 0]) if new.weight is None else new.weight
-                density = self.likelihood.log_prob(new.y, mean).mean(1)
-                share, held_out = self._share_of_evidence, float(weight @ density) / new.total
-                score = share * score + (1 - share) * held_out
-                moderation, _ = choose_moderation(self.likelihood, new.y, mean, var, weight)
+                moments = laplace_predict(fit, kernel, rows.X, new.X)
+                moderation, losses = choose_moderation(
+                    self.likelihood, new.y, *moments, new.weight, separately=True
+                )
+                share, loss = self._share_of_evidence, float(new.weighted_mean(losses[moderation]))
+                score = share * score - (1 - share) * loss
         return HyperparameterFit(
             kernel,
             score=score,
             method="Laplace evidence",
             history=objective.history,
             log_marginal_likelihood=evidence,
-            moderation=moderation,
         )
 
 

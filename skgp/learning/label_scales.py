@@ -77,8 +77,8 @@ def rescale_few(
     offset: Tensor,
     *,
     callback: Callback | None = None,
-) -> tuple[Any, float] | None:
-    """Amplitude and free length scales times what predicts labels left out best, and moderation.
+) -> Any:
+    """Amplitude and free length scales times what predicts labels left out best.
 
     The search is over `few` observations, a part of `rows`, y (n, c) of labels -1 and +1, under a
     normal prior about the kernel, without which the amplitude has no end where a plane separates
@@ -104,12 +104,12 @@ def rescale_few(
         return None
     found = moved(kernel, best)
     old, _ = left_out_losses(kernel, rows, likelihood, offset)
-    new, moderation = left_out_losses(found, rows, likelihood, offset)
+    new, _ = left_out_losses(found, rows, likelihood, offset)
     options: dict[str, Any] = {
         "least_share": defaults.LABEL_SHARE,
         "n_errors": defaults.LEFT_OUT_ERRORS,
     }
-    return (found, moderation) if improves(new, old, weight=rows.weight, **options) else None
+    return found if improves(new, old, weight=rows.weight, **options) else None
 
 
 def left_out_losses(

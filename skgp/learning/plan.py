@@ -86,7 +86,6 @@ class Options:
     validation_fraction: float = 0.1
     learn_hyperparameters: bool = True
     refit_noise: bool = True
-    moderation: float | None = None  # known beforehand; None lets held-out data decide
     n_samples: int = 63
     n_prior_features: int = 32_768
     preconditioner_rank: int = defaults.PRECONDITIONER_RANK

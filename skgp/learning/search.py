@@ -68,9 +68,6 @@ class HyperparameterFit:
     log_marginal_likelihood: float = math.nan
     #: That of the greatest evidence of some observations, where another was found; None where not.
     of_evidence: Any = None
-    #: Of a classifier: the factor of the posterior variance that predicted held-out rows best
-    #: (:mod:`skgp.learning.calibration`); None where none was held out.
-    moderation: float | None = None
 
 
 @dataclass(frozen=True)

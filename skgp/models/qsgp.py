@@ -381,7 +381,7 @@ def fit_modes(p: Problem, plan: Plan, Z: Tensor | None, blocks: MappedBlocks | N
         plan,
         p.kernel,
         amplitude=a,
-        moderation=choice.moderation if o.moderation is None else o.moderation,
+        moderation=choice.moderation,
         n_iter=max(1, fit.n_iter),
         history=[info["loss"] for info in fit.history],
         scores={"amplitude": choice.amplitude_scores, "moderation": choice.moderation_scores},

@@ -98,6 +98,25 @@ def test_few_labels_do_not_say_how_to_moderate():
     assert np.mean(np.array(chosen) == FEW_ROWS_MODERATION) > 0.8
 
 
+@pytest.mark.parametrize(("n", "best"), [(60, FEW_ROWS_MODERATION), (600, 0.0)])
+def test_few_labels_predicted_right_do_not_make_probabilities_sure(n, best):
+    """The surest gain .03 nats a label, ten standard errors; one wrong label costs 5 more."""
+    mean = torch.linspace(-15, 15, n, dtype=torch.float64)[:, None]
+    Y, var = mean.sign(), torch.full_like(mean, 60.0)
+    found, losses = choose_moderation(Bernoulli(), Y, mean, var, n_errors=2.0)
+    gain = (losses[FEW_ROWS_MODERATION] - losses[0.0]).numpy()
+    assert gain.mean() > 4 * gain.std(ddof=1) / n**0.5
+    assert found == best
+
+
+@pytest.mark.parametrize(("n", "best"), [(FEW_ROWS, 1 / 16), (1000, 0.0)])
+def test_a_calibration_expects_a_wrong_label(n, best):
+    """Under the probit it costs the mode some 100 nats, a share of which is 0 of many labels."""
+    mean = torch.linspace(-15, 15, n, dtype=torch.float64)[:, None]
+    var = torch.full_like(mean, 300.0)
+    assert best_calibration(Bernoulli("probit"), mean.sign(), mean, var) == (best, 0.0)
+
+
 @pytest.mark.parametrize(("n", "best"), [(FEW_ROWS - 1, 1.0), (FEW_ROWS, 0.0)])
 def test_few_labels_of_two_classes_keep_all_of_the_variance(n, best):
     """Labels that the means tell for sure."""

@@ -311,7 +311,7 @@ def best_of_labels(problem: Problem) -> Evidence:
     better = rescale_few(
         found.kernel, few, data, likelihood, problem.offset, callback=problem.recorder
     )
-    return found if better is None else found._replace(kernel=better[0])
+    return found if better is None else found._replace(kernel=better)
 
 
 def kernels_that_predict(problem: Problem) -> list:
