@@ -73,6 +73,7 @@ class BayesianGPRegressor(BayesianFitting):
         Of "cg": vectors that estimate a trace.
     preconditioner_rank : int or "auto", default="auto"
         Of "cg".
+    {warp_inputs}
     optimizer : {"auto", "map"} or None, default="auto"
         "map" finds the optimum alone, and None keeps the kernel's hyper-parameters: one plain
         Gaussian process, exact and, by "cg", large.
@@ -95,6 +96,7 @@ class BayesianGPRegressor(BayesianFitting):
     kernel_ : Kernel
         At the posterior mean of the logarithms (at the optimum for ``optimizer="map"``), noise
         included.
+    {input_powers_}
     map_ : ndarray of shape (p,)
         The optimum, in the order of ``kernel_.theta`` and, as that, of logarithms. `plug_in`
         predicts with it.
@@ -152,6 +154,7 @@ class BayesianGPRegressor(BayesianFitting):
 
     _parameter_constraints: dict = {
         **BaseGPRegressor._parameter_constraints,
+        **BayesianFitting._warp_constraints,
         "prior": "no_validation",
         "solver": [StrOptions({"auto", "cholesky", "vecchia", "cg"})],
         "sampler": [StrOptions({"auto", "importance", "hmc", "langevin", "mala", "sgld"})],
@@ -192,6 +195,7 @@ class BayesianGPRegressor(BayesianFitting):
         n_keep="auto",
         n_probes=4,
         preconditioner_rank="auto",
+        warp_inputs="auto",
         optimizer="auto",
         normalize_y=True,
         random_state=None,

@@ -19,6 +19,7 @@ from skgp.estimators._base import Backend, arrays
 from skgp.estimators._base_regressor import BaseGPRegressor
 from skgp.estimators._fitting import FitSession
 from skgp.estimators._parameters import warn_at_bounds
+from skgp.estimators._warping import WarpedInputs
 from skgp.learning.evidence import ExactEvidence
 from skgp.learning.posterior.log_posterior import LogPosterior
 from skgp.learning.posterior.plan import Plan, cost_of_products, resolve_plan
@@ -36,7 +37,7 @@ from skgp.models.bayesian import (
 from skgp.samplers import ess_bulk, ess_tail, r_hat, stratified_resample
 
 
-class BayesianFitting(BaseGPRegressor):
+class BayesianFitting(WarpedInputs, BaseGPRegressor):
     """Samples of the hyper-parameters, by the functions of :mod:`skgp.models.bayesian`."""
 
     # ---- training ------------------------------------------------------------------------

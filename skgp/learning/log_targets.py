@@ -39,11 +39,11 @@ def logs_predict_better(kernel: Any, data: Data) -> bool:
 
 
 def left_out(kernel: Any, data: Data, of_log: bool) -> tuple[np.ndarray, np.ndarray]:
-    """Minus log densities of y (n,) over its maximum, in nats, and squared errors.
+    """Minus log densities of y (n,) over its greatest size, in nats, and squared errors.
 
     As of observations of weight 1: what others count for is for those who average.
     """
-    y = data.y.numpy() / float(data.y.max())  # whose squares are numbers
+    y = data.y.numpy() / float(data.y.abs().max())  # whose squares are numbers
     u = np.log(y) if of_log else y
     mean = np.average(u, weights=data.weight)
     scale = np.average((u - mean) ** 2, weights=data.weight) ** 0.5

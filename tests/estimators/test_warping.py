@@ -6,11 +6,12 @@ from scipy.stats import yeojohnson, yeojohnson_llf
 from sklearn.gaussian_process.kernels import RBF
 
 import skgp
-from skgp.estimators._warping import choose_warp, learn_warp
+from skgp.estimators._warping import choose_warp, learn_warp, powers_are_likelier
 from tests.same import assert_same
 
-REGRESSORS = ["QSGPRegressor", "SWSGPRegressor", "VecchiaGPRegressor", "DLMGPRegressor"]
-CLASSIFIERS = [name.replace("Regressor", "Classifier") for name in REGRESSORS]
+CLASSIFIERS = ["QSGPClassifier", "SWSGPClassifier", "VecchiaGPClassifier", "DLMGPClassifier"]
+REGRESSORS = [name.replace("Classifier", "Regressor") for name in CLASSIFIERS]
+REGRESSORS += ["BayesianGPRegressor"]
 
 
 def long_tails(n, seed=0):
@@ -86,6 +87,16 @@ def test_powers_are_chosen_where_neighbours_predict_better():
     uniform = np.random.default_rng(1).uniform(size=(150, 2))
     assert choose_warp(uniform, np.sin(6 * uniform[:, 0])) is None
     assert choose_warp(X[:20], y[:20]) is None
+
+
+def test_powers_are_not_taken_where_noise_grows_along_the_tail():
+    X, y = long_tails(200)
+    warp = learn_warp(X)
+    assert powers_are_likelier(warp, X, y) and powers_are_likelier(warp, X, np.c_[y, y])
+    noisy = y + 0.1 * X[:, 0] * np.random.default_rng(0).standard_normal(200)
+    assert choose_warp(X, noisy) is not None
+    assert not powers_are_likelier(warp, X, noisy)
+    assert fitted("QSGPRegressor", X, noisy)[0].input_powers_ is None
 
 
 def test_copies_of_rows_do_not_speak_for_powers():
