@@ -37,6 +37,10 @@ from skgp.estimators._parameters import Auto, StrOptions
 from skgp.estimators._reduction import distinct_rows, left_out_losses
 from skgp.learning.log_targets import left_out
 from skgp.learning.selection import choose, improves
+from skgp.linalg import NotPositiveDefiniteError
+
+#: Logarithm of the largest power: that of the largest input.
+FARTHEST = np.log(defaults.LARGEST_INPUT["float64"])
 
 
 @dataclass(frozen=True)
@@ -64,7 +68,8 @@ class Warp:
 
 def _psi(U: np.ndarray, below: np.ndarray | float, above: np.ndarray | float) -> np.ndarray:
     p, logs = np.where(U < 0, below, above), np.log1p(np.abs(U))
-    return np.sign(U) * np.where(p == 0, logs, np.expm1(p * logs) / np.where(p == 0, 1.0, p))
+    grown = np.expm1(np.minimum(p * logs, FARTHEST))
+    return np.sign(U) * np.where(p == 0, logs, grown / np.where(p == 0, 1.0, p))
 
 
 def learn_warp(X: np.ndarray) -> Warp:
@@ -104,7 +109,10 @@ def powers_are_likelier(warp: Warp, X: np.ndarray, y: np.ndarray) -> bool:
     for column in columns:
         if np.ptp(column[kept]) > 0:
             data = [Data(to_tensor(Z), to_tensor(column[kept])) for Z in scales]
-            total += [left_out(default_kernels(arrays(d)[0])[0], d, False)[0] for d in data]
+            try:
+                total += [left_out(default_kernels(arrays(d)[0])[0], d, False)[0] for d in data]
+            except NotPositiveDefiniteError:
+                return False
     return improves(total[1], total[0])
 
 

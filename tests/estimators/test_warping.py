@@ -126,6 +126,18 @@ def test_a_warped_fit_is_one_to_the_powers(name):
     )
 
 
+@pytest.mark.parametrize("name", REGRESSORS + CLASSIFIERS)
+def test_far_off_f_is_the_prior_whose_powers_overflow(name):
+    X, y = long_tails(60)
+    model, _ = fitted(name, X, y)
+    mean, var = model.latent_mean_and_variance(
+        [[-1e80, 1], [-1e300, 1], [1e300, 1], [1e300, -1e300]]
+    )
+    assert np.isfinite(mean).all()
+    np.testing.assert_allclose(var, var[0], rtol=1e-6)
+    assert (var > model.latent_mean_and_variance(X)[1].max()).all()
+
+
 @pytest.mark.parametrize("name", REGRESSORS)
 def test_gradients_are_in_the_columns_as_given(name):
     X, y = long_tails(63)
