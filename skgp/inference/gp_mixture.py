@@ -57,7 +57,7 @@ class GPMixture(TensorState):
 
     def _row_noise(self, s: int) -> Tensor:
         """Variances (n,) of the noise of each training row under sample s."""
-        return self._data.row_noise(self._X.new_tensor(float(self.noise[s]))).contiguous()
+        return self._data.row_noise(self._X.new_full((), float(self.noise[s]))).contiguous()
 
     def _component_means(self, Z: Tensor) -> Tensor:
         """Mean (S, t) of f at the rows of Z (t, d) under each sample."""
