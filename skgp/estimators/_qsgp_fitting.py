@@ -1,7 +1,4 @@
-"""Fits of `QSGPRegressor`, and what they tell of f: from its parameters to plans and back.
-
-And what `QSGPClassifier` shares with it: parameters, fitted state and warm starts.
-"""
+"""Fits of `QSGPRegressor` from parameters to plans and back, and what `QSGPClassifier` shares."""
 
 from __future__ import annotations
 
