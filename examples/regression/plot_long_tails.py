@@ -2,8 +2,8 @@
 Columns with long tails
 =======================
 
-Concentrations of two substances spread over four orders of magnitude. What a yield depends on are
-their ratios, not their differences: a length scale that tells small ones apart knows nothing of
+Concentrations of two substances spread over four orders of magnitude. An effect depends on their
+ratios, not on their differences: a length scale that tells small ones apart knows nothing of
 large ones. Without a kernel of one's own the estimators compare the columns with powers of them,
 and take these where they predict better.
 """
