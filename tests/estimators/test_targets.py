@@ -212,6 +212,7 @@ def test_a_projection_is_judged_by_all_targets(gains, data):
             self.warp_inputs = warp_inputs
 
         def fit(self, X, y):
+            assert self.warp_inputs is False  # the rows of a trial are warped as they are
             return self
 
         def log_predictive_density(self, X, y):

@@ -163,6 +163,14 @@ def test_powers_are_taken_when_asked_for():
     assert stream.score(X, y) > 0.8
 
 
+@pytest.mark.parametrize("asked", ["auto", True])
+def test_powers_that_are_asked_for_need_all_rows_in_memory(asked):
+    X, y = long_tails(4000)
+    settings = {"basis": "fourier", "n_basis": 20, "solver": "cholesky", "memory_budget": 3e5}
+    model, _ = fitted("QSGPRegressor", X, y, warp_inputs=asked, **settings)
+    assert (model.input_powers_ is None) == (model.reason_ == "rows in blocks") == (asked == "auto")
+
+
 def test_observations_beyond_a_fit_are_warped_as_before():
     X, y = long_tails(200)
     model = skgp.SWSGPRegressor(random_state=0, optimizer=None, n_inducing=40)
