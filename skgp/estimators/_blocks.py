@@ -45,8 +45,8 @@ def training_blocks(
         _check_form(X, estimator)
     elif not (isinstance(X, np.ndarray) and X.ndim == 2 and X.dtype.kind in "fiu"):
         return None  # no table of real numbers
-    asked = *others.values(), getattr(estimator, "warp_inputs", None) is True or None
-    takes = estimator._takes_blocks(X.shape[1]) and all(v is None for v in asked)
+    takes = estimator._takes_blocks(X.shape[1]) and all(v is None for v in others.values())
+    takes &= getattr(estimator, "warp_inputs", False) in (False, "auto")  # else all tell of powers
     if lazy and takes:
         names = X._meta if hasattr(X, "columns") else X  # of a data frame an empty one
         validate_data(estimator, names, skip_check_array=True)

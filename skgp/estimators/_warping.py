@@ -28,6 +28,7 @@ import numpy as np
 from scipy.stats import rankdata
 from sklearn.base import is_classifier
 from sklearn.utils import gen_batches
+from sklearn.utils.validation import check_is_fitted
 
 from skgp.data import Data
 from skgp.estimators import defaults
@@ -38,9 +39,6 @@ from skgp.estimators._reduction import distinct_rows, left_out_losses
 from skgp.learning.log_targets import left_out
 from skgp.learning.selection import choose, improves
 from skgp.linalg import NotPositiveDefiniteError
-
-#: Logarithm of the largest power: that of the largest input.
-FARTHEST = np.log(defaults.LARGEST_INPUT["float64"])
 
 
 @dataclass(frozen=True)
@@ -67,8 +65,9 @@ class Warp:
 
 
 def _psi(U: np.ndarray, below: np.ndarray | float, above: np.ndarray | float) -> np.ndarray:
+    """Powers (n, d) of columns U (n, d), of exponents (d,) or one for all, finite as inputs are."""
     p, logs = np.where(U < 0, below, above), np.log1p(np.abs(U))
-    grown = np.expm1(np.minimum(p * logs, FARTHEST))
+    grown = np.expm1(np.minimum(p * logs, np.log(defaults.LARGEST_INPUT["float64"])))
     return np.sign(U) * np.where(p == 0, logs, grown / np.where(p == 0, 1.0, p))
 
 
@@ -142,7 +141,7 @@ class WarpedInputs(BaseGP):
     warp_inputs : bool or "auto", default="auto"
         Whether the kernel sees powers of the columns that shorten their tails (`input_powers_`).
         "auto" does with ``kernel=None`` where observations are clearly better predicted by their
-        neighbours then; not of streams, nor of rows in blocks.
+        neighbours then and numbers left out are likelier; not of streams, nor of rows in blocks.
 
     Attributes
     ----------
@@ -160,6 +159,7 @@ class WarpedInputs(BaseGP):
     @property
     def input_powers_(self) -> np.ndarray | None:
         """Powers (2, d) of the columns that the kernel sees; None where it sees X as it is."""
+        check_is_fitted(self)
         return None if self._warp is None else self._warp.powers
 
     def _begin_fit(self, *, informed: bool = True) -> None:

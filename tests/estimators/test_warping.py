@@ -154,6 +154,7 @@ def test_gradients_are_in_the_columns_as_given(name):
 
 def test_powers_are_taken_when_asked_for():
     X, y = long_tails(60)
+    assert not hasattr(skgp.QSGPRegressor(), "input_powers_")
     assert fitted("QSGPRegressor", X, y, kernel=RBF())[0].input_powers_ is None
     given = fitted("QSGPRegressor", X, y, kernel=RBF(), warp_inputs=True)[0]
     assert given.input_powers_.tolist() == [[2, 2], [0, 0]]
