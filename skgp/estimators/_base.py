@@ -196,6 +196,10 @@ class BaseGP(DescribedEstimator, CallbackSupportMixin, BaseEstimator, metaclass=
         """Rows of X (n, d) on the scales on which the kernel sees columns."""
         return X
 
+    def _in_units_of_columns(self, X: np.ndarray, slopes: np.ndarray) -> np.ndarray:
+        """Gradients (n, ..., d) in the columns as given, from those in what the kernel sees."""
+        return slopes
+
     def _inputs(self, X: np.ndarray) -> Any:
         """Rows of X as the model sees them."""
         return X

@@ -46,7 +46,8 @@ def training_blocks(
     elif not (isinstance(X, np.ndarray) and X.ndim == 2 and X.dtype.kind in "fiu"):
         return None  # no table of real numbers
     takes = estimator._takes_blocks(X.shape[1]) and all(v is None for v in others.values())
-    takes &= getattr(estimator, "warp_inputs", False) in (False, "auto")  # else all tell of powers
+    for name in ("warp_inputs", "heteroscedastic"):  # all rows are asked where these are True
+        takes &= getattr(estimator, name, False) in (False, "auto")
     if lazy and takes:
         names = X._meta if hasattr(X, "columns") else X  # of a data frame an empty one
         validate_data(estimator, names, skip_check_array=True)

@@ -10,12 +10,13 @@ from skgp.estimators._base_regressor import LikelihoodGPRegressor, StreamingGPRe
 from skgp.estimators._dlm_common import SparseGPMixin
 from skgp.estimators._fitting import FitSession
 from skgp.estimators._parameters import StrOptions, keep_parameters
+from skgp.estimators._varying_noise import VaryingNoise
 from skgp.kernels.expression import split_noise
 from skgp.learning.sparse import defaults
 from skgp.learning.sparse.objective import STOCHASTIC_GRADIENTS
 
 
-class DLMGPRegressor(SparseGPMixin, LikelihoodGPRegressor, StreamingGPRegressor):
+class DLMGPRegressor(SparseGPMixin, VaryingNoise, LikelihoodGPRegressor, StreamingGPRegressor):
     r"""Sparse Gaussian process regression trained on the loss that it is judged by.
 
     The posterior q over the values at M inducing points, the points and the hyper-parameters
@@ -51,7 +52,7 @@ class DLMGPRegressor(SparseGPMixin, LikelihoodGPRegressor, StreamingGPRegressor)
         greatest evidence), and beyond 200, 400 or 800, more while held-out observations gain by
         them. Otherwise, where q has no closed form, it is 200.
     {inducing, init, hyperparameters, gradient, n_gradient_samples, degrees_of_freedom}
-    {warp_inputs, optimizer, normalize_y, max_iter}
+    {heteroscedastic, warp_inputs, optimizer, normalize_y, max_iter}
     tol : float, default=1e-6
         Relative fall of the objective in an iteration below which to stop, 1e5 / n times as much
         with few observations: n at most `n_inducing` (twice that for counts), and 500.
@@ -121,6 +122,7 @@ class DLMGPRegressor(SparseGPMixin, LikelihoodGPRegressor, StreamingGPRegressor)
     _parameter_constraints: dict = {
         **LikelihoodGPRegressor._parameter_constraints,
         **SparseGPMixin._dlm_constraints,
+        **VaryingNoise._noise_constraints,
         "objective": [StrOptions({"log_loss", "square_loss", "elbo", "fitc"})],
     }
 
@@ -139,6 +141,7 @@ class DLMGPRegressor(SparseGPMixin, LikelihoodGPRegressor, StreamingGPRegressor)
         gradient="auto",
         n_gradient_samples=10,
         degrees_of_freedom="auto",
+        heteroscedastic="auto",
         warp_inputs="auto",
         optimizer="auto",
         normalize_y=True,
@@ -178,6 +181,14 @@ class DLMGPRegressor(SparseGPMixin, LikelihoodGPRegressor, StreamingGPRegressor)
     def _logs_predict_better(self, X, y, sample_weight):
         squared = self.objective == "square_loss"  # of y, not of log y
         return not squared and super()._logs_predict_better(X, y, sample_weight)
+
+    def _may_vary(self, data: Data) -> bool:
+        may = super()._may_vary(data)
+        if not may or self.heteroscedastic is True:
+            return may
+        # Sparse, variances of f vary: they have been trained to be those of the errors.
+        white = split_noise(self._kernels(data)[0])[1]
+        return self._is_exact(data, self._objective(self._make_likelihood(white)))
 
     def _learn(
         self, data: Data, session: FitSession, backend: Backend, *, stream: bool = False

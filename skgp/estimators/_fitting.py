@@ -53,6 +53,7 @@ _MODEL = (
     "covariates",
     "trend",
     "likelihood",
+    "heteroscedastic",
     "link",
     "degrees_of_freedom",
     "method",

@@ -152,6 +152,10 @@ class LatentFunction(LikelihoodPredictive, BaseGP):
         slopes = [_gradient(column.sum(), rows) for column in mean.T]
         return to_arrays(mean, var[:, None], torch.stack(slopes, 1), d_var[:, None])
 
+    def _noise_gradients(self, X: np.ndarray) -> np.ndarray | float:
+        """Return the gradients (n, d) of the variance of noise that is added to z."""
+        return 0.0
+
     def _predictive_gradients(self, X: np.ndarray, **offset: np.ndarray) -> FourArrays:
         """Return mean and std of y, (n,) or (n, t), and their gradients in X with an axis more."""
         mean, var, d_mean, d_var = self._by_chunks(
@@ -166,6 +170,7 @@ class LatentFunction(LikelihoodPredictive, BaseGP):
                 a[:, None] * d_mean + b[:, None] * d_var for a, b in (slopes[:2], slopes[2:])
             )
             d_mean, d_var = by_mean, by_var
+        d_var += self._noise_gradients(X)
         return self._observed_gradients(mean, var, d_mean, d_var)
 
 

@@ -35,7 +35,8 @@ class LikelihoodPredictive:
     ----------
     _likelihood : NumericLikelihood or None
         None for Gaussian noise of variance ``_noise_variance``, in closed forms. Counts take an
-        ``offset`` (n,), the logarithms of their exposures.
+        ``offset`` (n,), the logarithms of their exposures; Gaussian noise those of factors of its
+        variance.
     """
 
     _noise_variance: float
@@ -62,6 +63,10 @@ class LikelihoodPredictive:
         zero = np.zeros(1)
         return float(self._predictive_moments(zero, zero)[1][0])
 
+    def _noise_at(self, offset: np.ndarray | None) -> Any:
+        """Return the variance of Gaussian noise, of which an offset (n,) is the logarithm."""
+        return self._noise_variance if offset is None else self._noise_variance * np.exp(offset)
+
     def _of_likelihood(self, method: str, *arrays, offset: np.ndarray | None = None):
         """Evaluate a method of the likelihood elementwise, at offsets that broadcast."""
         if offset is None:
@@ -78,7 +83,7 @@ class LikelihoodPredictive:
     ) -> tuple[np.ndarray, np.ndarray]:
         """Return mean and variance of z."""
         if self._likelihood is None:
-            return mean, var + self._noise_variance
+            return mean, var + self._noise_at(offset)
         return self._of_likelihood("predictive_moments", mean, var, offset=offset)
 
     def _moment_slopes(
@@ -123,7 +128,7 @@ class LikelihoodPredictive:
     ) -> np.ndarray:
         """Return the quantiles of z, shape (n, q) or (n, t, q)."""
         if self._likelihood is None:
-            std = np.sqrt(var + self._noise_variance)
+            std = np.sqrt(var + self._noise_at(offset))
             return mean[..., None] + std[..., None] * ndtri(quantiles)
         offset = None if offset is None else offset[:, None]
         moments = mean[:, None], var[:, None]
@@ -135,7 +140,7 @@ class LikelihoodPredictive:
         """Return log p(z), shape (n,) or (n, t)."""
         if self._likelihood is None:
             # Without noise the variance may be 0, where the density has no finite value.
-            var = np.maximum(var + self._noise_variance, np.finfo(np.float64).tiny)
+            var = np.maximum(var + self._noise_at(offset), np.finfo(np.float64).tiny)
             return np.asarray(norm.logpdf(z, loc=mean, scale=np.sqrt(var)))
         if self._likelihood.is_count:
             check_counts(z)
@@ -146,7 +151,8 @@ class LikelihoodPredictive:
     ) -> np.ndarray:
         """Return draws of z, of the shape of f, given draws of f."""
         if self._likelihood is None:
-            return f + np.sqrt(self._noise_variance) * rng.standard_normal(f.shape)
+            noise = np.reshape(self._noise_at(offset), (-1, *[1] * (f.ndim - 1)))
+            return f + np.sqrt(noise) * rng.standard_normal(f.shape)
         generator = torch.Generator().manual_seed(int(rng.randint(2**31 - 1)))
         likelihood = self._likelihood
         if offset is not None:

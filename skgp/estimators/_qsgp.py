@@ -64,7 +64,7 @@ class QSGPRegressor(QSGPFitting):
         Observations sampled an iteration of "sgd".
     n_support : int, default=500
         Rank of the control variate of "sgd"; 0 for none.
-    {augment, feature_map, warp_inputs, optimizer}
+    {augment, feature_map, heteroscedastic, warp_inputs, optimizer}
     normalize_y : bool, default=True
         Centre and scale the targets, for Laplace noise by what outliers leave alone; ``kernel_`` is
         then in units of the scaled target.
@@ -175,6 +175,7 @@ class QSGPRegressor(QSGPFitting):
     _parameter_constraints: dict = {
         **QSGPFitting._parameter_constraints,
         **CONSTRAINTS,
+        **QSGPFitting._noise_constraints,
         "basis": [StrOptions({"auto", "fourier", "inducing", "neighbors", "relevance"})],
         "likelihood": [StrOptions({"auto", "gaussian", "lognormal", "laplace"})],
         "solver": [StrOptions({"auto", "cholesky", "cg", "gauss-seidel", "sgd"})],
@@ -214,6 +215,7 @@ class QSGPRegressor(QSGPFitting):
         n_support=500,
         augment=True,
         feature_map="orthogonal",
+        heteroscedastic="auto",
         warp_inputs="auto",
         optimizer="auto",
         normalize_y=True,

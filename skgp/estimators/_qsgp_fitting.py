@@ -16,9 +16,9 @@ from skgp.data import Data
 from skgp.estimators._base import Backend, to_tensor
 from skgp.estimators._base_regressor import StreamingGPRegressor
 from skgp.estimators._fitting import Callback, FitSession
-from skgp.estimators._log_scale import LogScale
 from skgp.estimators._parameters import Interval, StrOptions, warn_at_bounds
 from skgp.estimators._reduction import cluster_centres
+from skgp.estimators._varying_noise import VaryingNoise
 from skgp.estimators._warping import WarpedInputs
 from skgp.estimators.defaults import GRAPH_COPIES
 from skgp.inference.weights.gram import StreamingGram
@@ -159,7 +159,7 @@ def inducing_points(problem: Problem, plan: Plan, given: Data) -> Tensor | None:
     return to_tensor(Z, device=problem.data.X.device)
 
 
-class QSGPFitting(QSGPMixin, LogScale, StreamingGPRegressor):
+class QSGPFitting(QSGPMixin, VaryingNoise, StreamingGPRegressor):
     """The hooks of the regressors' interface, by the functions of :mod:`skgp.models.qsgp`."""
 
     early_stopping: bool
@@ -195,6 +195,7 @@ class QSGPFitting(QSGPMixin, LogScale, StreamingGPRegressor):
         return next(asked, None)
 
     def _check_parameters(self, *, stream: bool = False) -> None:
+        super()._check_parameters(stream=stream)
         if stream and self.solver not in ("auto", "cholesky"):
             raise ValueError(f"partial_fit needs solver='cholesky'; got solver={self.solver!r}.")
         self._asked()

@@ -277,6 +277,8 @@ def components_predict_better(estimator: Any, data: Data, seed: int) -> bool:
     parameters = {name: parameters[name] for name in _OF_THE_FIT if name in parameters}
     if getattr(estimator, "_has_gaussian_name", False):  # y are standardised, or their logarithms
         parameters["likelihood"] = "gaussian"
+    if hasattr(estimator, "heteroscedastic"):
+        parameters["heteroscedastic"] = False
     losses = []
     for projection in (None, min(defaults.MANY_COLUMNS, len(rows))):
         parameters |= {"projection": projection, "warp_inputs": False, "random_state": seed}

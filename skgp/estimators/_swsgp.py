@@ -14,6 +14,7 @@ from skgp.estimators._base_regressor import LikelihoodGPRegressor, StreamingGPRe
 from skgp.estimators._fitting import FitSession
 from skgp.estimators._parameters import StrOptions, keep_parameters
 from skgp.estimators._swsgp_common import SWSGPMixin
+from skgp.estimators._varying_noise import VaryingNoise
 from skgp.estimators._vecchia import VecchiaGPRegressor
 from skgp.estimators.defaults import SWSGP_EXACT_ROWS, SWSGP_FULL_ROWS
 from skgp.inference.defaults import LOCAL_JITTER
@@ -23,7 +24,7 @@ from skgp.learning.sparse.evidence import search_by_evidence
 from skgp.linalg.runtime import to_arrays
 
 
-class SWSGPRegressor(SWSGPMixin, LikelihoodGPRegressor, StreamingGPRegressor):
+class SWSGPRegressor(SWSGPMixin, VaryingNoise, LikelihoodGPRegressor, StreamingGPRegressor):
     r"""Sparse-within-sparse Gaussian processes: each observation uses few of many inducing points.
 
     All that is learned of f is :math:`q(u) = N(m, S)` of its values at M inducing points.
@@ -95,7 +96,7 @@ class SWSGPRegressor(SWSGPMixin, LikelihoodGPRegressor, StreamingGPRegressor):
         50 with ``kernel=None``, more than 50 columns and fewer neighbours than observations, if
         fits to some observations then predict others better; else None.
     {degrees_of_freedom}
-    {warp_inputs, optimizer, normalize_y, max_iter, tol, learning_rate, batch_size}
+    {heteroscedastic, warp_inputs, optimizer, normalize_y, max_iter, tol, learning_rate, batch_size}
     warm_start : bool, default=False
         Keep the hyper-parameters of the last fit and, where the inducing points are the same, start
         from its posterior. Another kernel, method, likelihood, projection or number of columns
@@ -179,6 +180,7 @@ class SWSGPRegressor(SWSGPMixin, LikelihoodGPRegressor, StreamingGPRegressor):
     _parameter_constraints: dict = {
         **LikelihoodGPRegressor._parameter_constraints,
         **SWSGPMixin._swsgp_constraints,
+        **VaryingNoise._noise_constraints,
         "joint_prediction": [StrOptions({"local", "union"})],
     }
 
@@ -201,6 +203,7 @@ class SWSGPRegressor(SWSGPMixin, LikelihoodGPRegressor, StreamingGPRegressor):
         joint_prediction="local",
         projection="auto",
         degrees_of_freedom="auto",
+        heteroscedastic="auto",
         warp_inputs="auto",
         optimizer="auto",
         normalize_y=True,

@@ -20,6 +20,7 @@ from skgp.estimators._parameters import (
     options,
 )
 from skgp.estimators._reduction import warn_of_few_rows
+from skgp.estimators._varying_noise import VaryingNoise
 from skgp.estimators._warping import WarpedInputs
 from skgp.estimators.defaults import (
     VECCHIA_LABELS,
@@ -152,7 +153,7 @@ class VecchiaMixin(WarpedInputs):
         return 8 * size * (4 * size + d + m) + 64 * m + 16 * self._posterior.n_spread
 
 
-class VecchiaGPRegressor(VecchiaMixin, LikelihoodGPRegressor):
+class VecchiaGPRegressor(VecchiaMixin, VaryingNoise, LikelihoodGPRegressor):
     r"""Gaussian process regression by Vecchia's approximation, beyond what a dense matrix allows.
 
     The joint density of the observations as a product of densities, each given H of the
@@ -189,7 +190,7 @@ class VecchiaGPRegressor(VecchiaMixin, LikelihoodGPRegressor):
     {ordering}
     {likelihood}
         The log-density must be twice differentiable in f.
-    {link, degrees_of_freedom, warp_inputs, optimizer, normalize_y}
+    {link, degrees_of_freedom, heteroscedastic, warp_inputs, optimizer, normalize_y}
     max_iter : int, default=30
         Iterations of L-BFGS-B, at most, of each of three stages of the search (two, unless the
         noise is Gaussian).
@@ -272,6 +273,7 @@ class VecchiaGPRegressor(VecchiaMixin, LikelihoodGPRegressor):
     _parameter_constraints: dict = {
         **LikelihoodGPRegressor._parameter_constraints,
         **VecchiaMixin._vecchia_constraints,
+        **VaryingNoise._noise_constraints,
         "batch_size": [*VecchiaMixin._vecchia_constraints["batch_size"], StrOptions({"auto"})],
     }
 
@@ -287,6 +289,7 @@ class VecchiaGPRegressor(VecchiaMixin, LikelihoodGPRegressor):
         likelihood="auto",
         link="exp",
         degrees_of_freedom="auto",
+        heteroscedastic="auto",
         warp_inputs="auto",
         optimizer="auto",
         normalize_y=True,

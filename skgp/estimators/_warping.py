@@ -183,9 +183,11 @@ class WarpedInputs(BaseGP):
     def _warped(self, X: np.ndarray) -> np.ndarray:
         return X if self._warp is None else self._warp(X)
 
+    def _in_units_of_columns(self, X: np.ndarray, slopes: np.ndarray) -> np.ndarray:
+        if self._warp is None:
+            return slopes
+        return slopes * self._warp.slopes(X).reshape(len(X), *(slopes.ndim - 2) * (1,), -1)
+
     def _latent_gradients(self, X: np.ndarray) -> tuple[np.ndarray, ...]:
         mean, var, *slopes = super()._latent_gradients(X)
-        if self._warp is not None:
-            by_column = self._warp.slopes(X)
-            slopes = [s * by_column.reshape(len(X), *(s.ndim - 2) * (1,), -1) for s in slopes]
-        return mean, var, *slopes
+        return mean, var, *(self._in_units_of_columns(X, s) for s in slopes)

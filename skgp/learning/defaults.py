@@ -290,6 +290,10 @@ BATCH_NUMBERS = 2**22
 #: y) 153 take log y: .67 nats less on test rows in the mean, log RMSE .09 less, 3% of them worse in
 #: density; at 3 standard errors 119, of which 1% are.
 LOG_ERRORS, LOG_ITER = 2.0, 30
+#: Noise that varies (`tests.benchmarks.bench_noise`): prior variances of g, over the length scales
+#: of f times these; that of its constant; standard errors that errors left out must gain.
+NOISE_AMPLITUDES, NOISE_STRETCHES, NOISE_LEVEL = (0.3, 1.0, 3.0), (1.0, 4.0), 4.0
+NOISE_ERRORS = 2.0
 
 # ---- Vecchia approximations (on satellite_temps, blocks of training observations held out)
 #: Observations of the dense evidence that a search starts from, and rows on which starts are

@@ -1,0 +1,171 @@
+r"""Noise whose variance depends on the input (Goldberg, Williams and Bishop [1]_).
+
+.. math:: y_i = f(x_i) + \varepsilon_i, \qquad \varepsilon_i \sim N(0, \sigma^2 e^{g(x_i)}),
+
+with a process g beside f. As in [2]_ the two are learned in turn, and in one round: a process of
+constant noise predicts each of some observations from all others, with an error :math:`r_i` and a
+variance :math:`v_i` of f, and then
+
+.. math:: r_i \mid g \sim N(0, v_i + \sigma^2 e^{g(x_i)}), \qquad
+          g \sim GP\big(0, a\,\rho(x / c, x' / c) + b\big),
+
+:math:`\rho` the correlation of f: g varies as f does, over c times its length scales. The posterior
+of g is Laplace's approximation, with the expected curvature [3]_
+
+.. math:: W_i = \tfrac12 \omega_i^2, \qquad
+          \omega_i = \sigma^2 e^{g_i} / (v_i + \sigma^2 e^{g_i}),
+
+as the observed one is negative where an error is small; a and c are the likeliest of a few. The
+variance of noise is its mean, :math:`\sigma^2 E[e^g] = \sigma^2 e^{m + s^2 / 2}`: where little is
+known of g it is greater.
+
+What is predicted of f stays that of constant noise. Errors are large, too, where f is rougher than
+elsewhere, and to give observations there less weight makes them larger: by a third on airfoil.
+
+References
+----------
+.. [1] Goldberg, Williams and Bishop (1998), Regression with input-dependent noise: a Gaussian
+   process treatment.
+.. [2] Kersting, Plagemann, Pfaff and Burgard (2007), Most likely heteroscedastic Gaussian process
+   regression.
+.. [3] Rasmussen and Williams (2006), Gaussian Processes for Machine Learning, section 3.4.
+.. [4] Vehtari, Mononen, Tolvanen, Sivula and Winther (2016), Bayesian leave-one-out
+   cross-validation approximations for Gaussian latent variable models.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import product
+from typing import Any, cast
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from skgp.data import Data
+from skgp.kernels.expression import split_noise
+from skgp.kernels.gram import gram, gram_diag
+from skgp.learning import defaults
+from skgp.learning.kernel_choice import maximise_evidence
+from skgp.learning.laplace_evidence import LaplaceEvidence
+from skgp.learning.selection import improves
+from skgp.linalg import NotPositiveDefiniteError
+from skgp.linalg.cholesky import cho_inverse, jittered_cholesky, raise_diagonal_
+
+
+@dataclass(frozen=True)
+class NoiseFunction:
+    r"""Logarithm of the variance of noise over its constant :math:`\sigma^2`."""
+
+    kernel: Any  # of f, without noise
+    X: Tensor  # (m, d), in units of c length scales
+    stretch: float  # c
+    amplitude: float  # a, over the variance of f
+    alpha: Tensor  # (m,), K^-1 times the mode of g
+    reduction: Tensor  # (m, m), W^1/2 B^-1 W^1/2
+
+    def __call__(self, X: Tensor) -> Tensor:
+        """At rows X (n, d), differentiable in them.
+
+        ``O(n m (m + d))``.
+        """
+        rows = X / self.stretch
+        K = self.amplitude * gram(self.kernel, rows, self.X) + defaults.NOISE_LEVEL
+        prior = self.amplitude * gram_diag(self.kernel, rows) + defaults.NOISE_LEVEL
+        return K @ self.alpha + 0.5 * (prior - ((K @ self.reduction) * K).sum(1)).clamp(min=0)
+
+
+def learn_noise_function(kernel: Any, data: Data, *, choose: bool) -> NoiseFunction | None:
+    """Of some hundred observations, y (n,), none merged; the kernel has noise.
+
+    None where errors tell of no function, or to `choose` where observations left out of g are not
+    clearly likelier by it. ``O(n^3)`` some 100 times.
+    """
+    try:
+        found, _ = maximise_evidence(kernel, data, max_iter=defaults.LOG_ITER)
+        at = found.family.at(found.theta)[2]
+    except NotPositiveDefiniteError:
+        return None
+    kernel, white = cast(tuple[Any, Any], split_noise(found.kernel))
+    noise = torch.full_like(data.y, float(white.noise_level))
+    if data.weight is not None:
+        noise /= data.weight
+    error, total = torch.from_numpy(at.residual), torch.from_numpy(at.variance)
+    errors = Errors(error, (total - noise).clamp(min=0), noise)
+    unit = float(gram_diag(kernel, data.X).mean())
+    grid = product(defaults.NOISE_AMPLITUDES, defaults.NOISE_STRETCHES)
+    fits = [PosteriorOfLogs(errors, kernel, data.X, a / unit, c) for a, c in [(0.0, 1.0), *grid]]
+    best = max(fits, key=lambda fit: fit.evidence)
+    if best is fits[0] or choose and not best.is_likelier_than(fits[0]):
+        return None
+    return best.function()
+
+
+@dataclass(frozen=True)
+class Errors:
+    """Observations left out of f; as a likelihood of g, what `LaplaceEvidence` asks of one."""
+
+    error: Tensor  # (n,), r
+    variance: Tensor  # (n,), v
+    noise: Tensor  # (n,)
+
+    has_link = False
+
+    def log_prob_and_derivatives(self, r: Tensor, g: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Of errors r (n,) in g (n,), up to a constant; minus W for the second."""
+        total = self.variance + self.noise * g.exp()
+        share, square = 1 - self.variance / total, r.square() / total
+        return -0.5 * (total.log() + square), 0.5 * share * (square - 1), -0.5 * share.square()
+
+
+class PosteriorOfLogs:
+    """The posterior of g at the observations."""
+
+    def __init__(self, errors: Errors, kernel: Any, X: Tensor, amplitude: float, stretch: float):
+        self._errors, self._kernel, self._X = errors, kernel, X / stretch
+        self._stretch, self._amplitude = stretch, amplitude
+        self._K = amplitude * gram(kernel, self._X) + defaults.NOISE_LEVEL
+        fit = LaplaceEvidence(_Known(self._K), errors.error[:, None], errors).fit(np.empty(0))
+        self.evidence, self.alpha = float(fit.log_evidence), fit.alpha[:, 0]
+        self._root = fit.root
+
+    @cached_property
+    def reduction(self) -> Tensor:
+        """W^1/2 B^-1 W^1/2, (n, n)."""
+        B = self._root * self._K * self._root.mT
+        raise_diagonal_(B, 1.0)
+        return self._root * cho_inverse(jittered_cholesky(B).factor) * self._root.mT
+
+    def function(self) -> NoiseFunction:
+        """At any input."""
+        known = self._kernel, self._X, self._stretch, self._amplitude
+        return NoiseFunction(*known, self.alpha, self.reduction)
+
+    def is_likelier_than(self, simpler: "PosteriorOfLogs") -> bool:
+        """Whether errors left out are, clearly."""
+        return improves(self.losses(), simpler.losses(), n_errors=defaults.NOISE_ERRORS)
+
+    def losses(self) -> Tensor:
+        r"""Of each error (n,), from the posterior of g without its site, as of [4]_.
+
+        .. math:: 1 / s_{-i}^2 = 1 / s_i^2 - W_i, \qquad
+                  m_{-i} / s_{-i}^2 = m_i / s_i^2 - W_i m_i - \nabla_i \log p.
+        """
+        g, W = self._K @ self.alpha, self._root[:, 0].square()
+        var = self._K.diagonal() - ((self._K @ self.reduction) * self._K).sum(1)
+        without = 1 / (1 / var - W)
+        mean = without * (g / var - W * g - self.alpha)  # the slope at the mode is alpha
+        errors = self._errors
+        return -errors.log_prob_and_derivatives(errors.error, mean + 0.5 * without)[0]
+
+
+@dataclass(frozen=True)
+class _Known:
+    """A matrix without hyper-parameters, as `LaplaceEvidence` takes one."""
+
+    K: Tensor  # (n, n)
+
+    few = False
+
+    def __call__(self, theta: np.ndarray) -> tuple[Tensor, None]:
+        return self.K, None

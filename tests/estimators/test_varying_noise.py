@@ -1,0 +1,163 @@
+"""Regressors of noise that depends on x: when they are, and what every prediction makes of it."""
+
+import pickle
+
+import numpy as np
+import pytest
+from scipy.stats import norm
+from sklearn.gaussian_process.kernels import RBF, WhiteKernel
+
+import skgp
+from tests.same import assert_same
+
+REGRESSORS = [
+    "QSGPRegressor",
+    "SWSGPRegressor",
+    "VecchiaGPRegressor",
+    "DLMGPRegressor",
+]
+
+
+def noise_std(X):
+    """Of the generated noise at rows X (n, d)."""
+    return 0.02 * np.exp(3 * X[:, 0])
+
+
+def problem(n=150, seed=0):
+    """X (n, 2) in the unit square and y (n,), of which noise grows along the first column."""
+    rng = np.random.default_rng(seed)
+    X = rng.uniform(size=(n, 2))
+    return X, 30 * (np.sin(6 * X[:, 0]) + X[:, 1] + noise_std(X) * rng.standard_normal(n))
+
+
+@pytest.fixture(scope="module", params=REGRESSORS)
+def model(request):
+    return getattr(skgp, request.param)(random_state=0).fit(*problem())
+
+
+@pytest.fixture
+def rows():
+    return np.random.default_rng(1).uniform(-0.2, 1.2, size=(9, 2))
+
+
+def test_noise_is_learned(model):
+    X = np.random.default_rng(2).uniform(0.05, 0.95, size=(200, 2))
+    ratio = np.sqrt(model.predict_noise_variance(X)) / (30 * noise_std(X))
+    assert 0.6 < np.exp(np.log(ratio).mean()) < 1.5
+    assert np.log(ratio).std() < 0.4  # that of constant noise is .8
+
+
+def test_what_is_predicted_of_f_is_that_of_constant_noise(model, rows):
+    constant = type(model)(random_state=0, heteroscedastic=False).fit(*problem())
+    assert_same(model.latent_mean_and_variance(rows), constant.latent_mean_and_variance(rows))
+    assert_same(model.predict(rows), constant.predict(rows))
+    assert (constant.predict_noise_variance(rows) == constant.noise_variance_).all()
+    X, y = problem(400, seed=3)
+    gain = model.log_predictive_density(X, y) - constant.log_predictive_density(X, y)
+    assert gain.mean() > 0.2
+
+
+def test_every_prediction_has_the_noise_of_its_row(model, rows):
+    mean, var = model.latent_mean_and_variance(rows)
+    noise = model.predict_noise_variance(rows)
+    assert noise.max() > 4 * noise.min()
+    law = norm(mean, np.sqrt(var + noise))
+    np.testing.assert_allclose(model.predict(rows, return_std=True), (mean, law.std()), rtol=1e-9)
+    levels = [0.03, 0.5, 0.9]
+    expected = np.column_stack([law.ppf(level) for level in levels])
+    np.testing.assert_allclose(model.predict_quantiles(rows, levels), expected, rtol=1e-9)
+    y = mean + np.linspace(-30, 30, 9)
+    np.testing.assert_allclose(model.log_predictive_density(rows, y), law.logpdf(y), rtol=1e-9)
+    _, joint = model.predict(rows, return_cov=True)
+    expected = model.latent_mean_and_covariance(rows)[1] + np.diag(noise)
+    np.testing.assert_allclose(joint, expected, rtol=1e-6, atol=1e-6 * expected.max())
+    # Rows that come alone are predicted the same.
+    np.testing.assert_allclose(model.predict_noise_variance(rows[:1]), noise[:1], rtol=1e-10)
+
+
+def test_draws_have_the_noise_of_their_row(model, rows):
+    draws = model.sample_y(rows, 4000, random_state=0)
+    std = model.predict(rows, return_std=True)[1]
+    z = (draws.var(axis=1, ddof=1) / std**2 - 1) / np.sqrt(2 / 4000)
+    assert np.abs(z).max() < 4.5
+
+
+def test_gradients_of_the_standard_deviation(model, rows):
+    _, _, _, slopes = model.predict(
+        rows, return_std=True, return_mean_grad=True, return_std_grad=True
+    )
+    for j, step in enumerate(1e-5 * np.eye(2)):
+        ends = [model.predict(rows + s, return_std=True)[1] for s in (step, -step)]
+        expected = (ends[0] - ends[1]) / 2e-5
+        np.testing.assert_allclose(slopes[:, j], expected, rtol=2e-4, atol=1e-4 * slopes.max())
+
+
+def test_gradients_where_the_kernel_sees_powers(rows):
+    X, y = problem()
+    model = skgp.QSGPRegressor(random_state=0, warp_inputs=True, heteroscedastic=True)
+    model.fit(np.exp(2 * X), y)
+    rows = np.exp(2 * np.clip(rows, 0, 1))
+    slopes = model.predict(rows, return_std=True, return_std_grad=True)[2]
+    for j, step in enumerate(1e-5 * np.eye(2)):
+        ends = [model.predict(rows + s, return_std=True)[1] for s in (step, -step)]
+        expected = (ends[0] - ends[1]) / 2e-5
+        np.testing.assert_allclose(slopes[:, j], expected, rtol=2e-4, atol=1e-4 * slopes.max())
+
+
+def test_a_pickle_predicts_the_same(model, rows):
+    copy = pickle.loads(pickle.dumps(model))
+    assert_same(copy.predict(rows, return_std=True), model.predict(rows, return_std=True))
+
+
+def is_constant(model):
+    return np.ptp(model.predict_noise_variance(np.linspace(0, 1, 20)[:, None] * [1.0, 1.0])) == 0
+
+
+def test_what_asks_for_constant_noise():
+    X, y = problem()
+    given = RBF([0.3, 1.0]) + WhiteKernel(0.1)
+    assert is_constant(skgp.QSGPRegressor(given, random_state=0).fit(X, y))
+    assert is_constant(skgp.QSGPRegressor(random_state=0).fit(X[:99], y[:99]))
+    assert is_constant(skgp.QSGPRegressor(random_state=0).fit(X, np.column_stack([y, -y])))
+    assert is_constant(skgp.QSGPRegressor(n_basis=30, random_state=0).partial_fit(X, y))
+    model = skgp.QSGPRegressor(given, heteroscedastic=True, random_state=0).fit(X, y)
+    assert not is_constant(model)
+    assert is_constant(model.set_params(heteroscedastic=False).fit(X, y))
+
+
+def test_logs_are_an_alternative():
+    """Noise that grows with the level of y is that of log y; where it is asked for, that of y."""
+    X, _ = problem(seed=4)
+    noise = np.random.default_rng(5).standard_normal(150)
+    y = np.exp(3 * X[:, 0] + np.sin(5 * X[:, 1]) + 0.2 * noise)
+    model = skgp.QSGPRegressor(random_state=0).fit(X, y)
+    assert model.likelihood_ == "lognormal" and is_constant(model)
+    model = skgp.QSGPRegressor(random_state=0, heteroscedastic=True).fit(X, y)
+    assert model.likelihood_ == "gaussian" and not is_constant(model)
+
+
+@pytest.mark.parametrize("copies", [False, True])
+def test_rows_in_another_order_and_copies_of_them_say_the_same(copies, rows):
+    X, y = problem()
+    model = skgp.QSGPRegressor(random_state=0).fit(X, y)
+    order = np.random.default_rng(0).permutation(150)
+    given = (X[order], y[order], np.full(150, 2.0))
+    if copies:
+        given = np.repeat(X[order], 2, axis=0), np.repeat(y[order], 2)
+    other = skgp.QSGPRegressor(random_state=0).fit(*given)
+    noise = [m.predict_noise_variance(rows) / m.noise_variance_ for m in (model, other)]
+    np.testing.assert_allclose(*noise, rtol=0.05)
+
+
+@pytest.mark.parametrize(
+    "parameters", [{"likelihood": "lognormal"}, {"kernel": RBF() + WhiteKernel(0.1, "fixed")}]
+)
+def test_noise_that_is_not_learned_or_not_gaussian_is_refused(parameters):
+    model = skgp.QSGPRegressor(heteroscedastic=True, **parameters)
+    with pytest.raises(ValueError, match="heteroscedastic=True is of Gaussian noise that is lea"):
+        model.fit(*problem())
+
+
+def test_a_stream_is_refused():
+    with pytest.raises(ValueError, match="partial_fit has constant noise"):
+        skgp.QSGPRegressor(heteroscedastic=True).partial_fit(*problem())

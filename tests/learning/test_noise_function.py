@@ -1,0 +1,135 @@
+"""Noise that depends on x: the posterior of its logarithm, and when errors tell of it."""
+
+import numpy as np
+import pytest
+import torch
+from scipy.optimize import minimize
+from sklearn.gaussian_process.kernels import RBF, WhiteKernel
+
+from skgp.data import Data
+from skgp.learning.defaults import NOISE_LEVEL
+from skgp.learning.kernel_choice import maximise_evidence
+from skgp.learning.noise_function import Errors, PosteriorOfLogs, learn_noise_function
+from tests.same import assert_same
+
+KERNEL = RBF(0.3) + WhiteKernel(0.1)
+
+
+def problem(n=60, seed=0, *, slope=4.0):
+    """Rows (n, 1) in [0, 1], and y of which noise has the standard deviation .02 e^(slope x)."""
+    rng = np.random.default_rng(seed)
+    X = np.sort(rng.uniform(size=(n, 1)), axis=0)
+    noise = 0.02 * np.exp(slope * X[:, 0]) * rng.standard_normal(n)
+    return Data(torch.from_numpy(X), torch.from_numpy(np.sin(6 * X[:, 0]) + noise))
+
+
+def log_probabilities(errors, g):
+    """Of each error, by SciPy's formulas of a normal distribution, up to a constant."""
+    var = errors.variance.numpy() + errors.noise.numpy() * np.exp(g)
+    return -0.5 * np.log(var) - 0.5 * errors.error.numpy() ** 2 / var
+
+
+@pytest.fixture(scope="module")
+def posterior():
+    """Of 40 errors with unlike variances, and its matrix K."""
+    rng = np.random.default_rng(1)
+    X = torch.from_numpy(rng.uniform(size=(40, 2)))
+    variance, noise = rng.uniform(0.01, 0.2, 40), rng.uniform(0.1, 0.5, 40)
+    g = 2 * np.sin(5 * X[:, 0].numpy())
+    error = np.sqrt(variance + noise * np.exp(g)) * rng.standard_normal(40)
+    errors = Errors(*map(torch.from_numpy, (error, variance, noise)))
+    found = PosteriorOfLogs(errors, RBF([0.3, 0.6]), X, amplitude=1.5, stretch=2.0)
+    K = 1.5 * RBF([0.6, 1.2])(X.numpy()) + NOISE_LEVEL
+    return errors, found, K, X.numpy()
+
+
+def test_the_mode_is_that_of_the_joint_density(posterior):
+    errors, found, K, _ = posterior
+    root = np.linalg.cholesky(K + 1e-10 * np.eye(40))
+
+    def loss(u):  # g = root u
+        return 0.5 * u @ u - log_probabilities(errors, root @ u).sum()
+
+    best = minimize(loss, np.zeros(40), method="BFGS", options={"gtol": 1e-6}).x
+    np.testing.assert_allclose(K @ found.alpha.numpy(), root @ best, atol=1e-4)
+
+
+def test_evidence_and_predictions_are_those_of_dense_formulas(posterior):
+    errors, found, K, X = posterior
+    g = K @ found.alpha.numpy()
+    share = errors.noise.numpy() * np.exp(g)
+    share /= share + errors.variance.numpy()
+    W = 0.5 * share**2
+    expected = log_probabilities(errors, g).sum() - 0.5 * g @ found.alpha.numpy()
+    expected -= 0.5 * np.linalg.slogdet(np.eye(40) + K * W)[1]
+    assert found.evidence == pytest.approx(expected, abs=1e-8)
+
+    X_new = np.random.default_rng(2).uniform(-1, 2, size=(7, 2))
+    K_new = 1.5 * RBF([0.6, 1.2])(X_new, X) + NOISE_LEVEL
+    var = 1.5 + NOISE_LEVEL - np.sum(K_new.T * np.linalg.solve(K + np.diag(1 / W), K_new.T), axis=0)
+    expected = K_new @ found.alpha.numpy() + 0.5 * var
+    np.testing.assert_allclose(found.function()(torch.from_numpy(X_new)), expected, rtol=1e-8)
+
+
+def test_errors_left_out_are_judged_without_their_sites(posterior):
+    errors, found, K, _ = posterior
+    g = K @ found.alpha.numpy()
+    share = errors.noise.numpy() * np.exp(g)
+    share /= share + errors.variance.numpy()
+    W = 0.5 * share**2
+    pseudo = g + found.alpha.numpy() / W  # observations of noise 1 / W with the same posterior
+    for i in (0, 13, 39):
+        others = np.delete(np.arange(40), i)
+        A = K[np.ix_(others, others)] + np.diag(1 / W[others])
+        mean = K[i, others] @ np.linalg.solve(A, pseudo[others])
+        var = K[i, i] - K[i, others] @ np.linalg.solve(A, K[i, others])
+        expected = -log_probabilities(errors, np.full(40, mean + 0.5 * var))[i]
+        assert found.losses()[i] == pytest.approx(expected, abs=1e-8)
+
+
+def test_slopes_of_the_log_probability():
+    errors = Errors(torch.tensor([0.3, -2.0]).double(), torch.tensor([0.1, 0.4]), torch.ones(2))
+    g = torch.tensor([-0.5, 1.0], dtype=torch.float64, requires_grad=True)
+    value, slope, second = errors.log_prob_and_derivatives(errors.error, g)
+    assert_same(value.detach(), log_probabilities(errors, g.detach().numpy()))
+    expected = torch.autograd.grad(value.sum(), g)[0]
+    torch.testing.assert_close(slope.detach(), expected)
+    # Minus the variance of the slope, of errors as they are expected.
+    total = errors.variance + g.detach().exp()
+    draws = total.sqrt() * torch.from_numpy(np.random.default_rng(0).standard_normal((200_000, 2)))
+    slopes = errors.log_prob_and_derivatives(draws, g.detach())[1]
+    torch.testing.assert_close(-second.detach(), slopes.var(0), rtol=0.02, atol=0)
+
+
+def test_noise_that_grows_is_found():
+    function = learn_noise_function(KERNEL, problem(150), choose=True)
+    x = torch.tensor([[0.1], [0.9]], dtype=torch.float64)
+    low, high = function(x).tolist()
+    assert 8 * 0.8 == pytest.approx(high - low, abs=2.0)  # of log variances
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_constant_noise_is_left_constant(seed):
+    assert learn_noise_function(KERNEL, problem(150, seed, slope=0.0), choose=True) is None
+
+
+def test_a_weight_of_two_has_half_the_noise():
+    """Of rows of unlike weights: what is constant is the noise of weight 1."""
+    data = problem(200, slope=0.0)
+    weight = torch.where(data.X[:, 0] > 0.5, 16.0, 1.0).double()
+    noisy = (
+        data.y + 0.5 * torch.randn(200, generator=torch.Generator().manual_seed(0)) / weight**0.5
+    )
+    assert learn_noise_function(KERNEL, Data(data.X, noisy, weight), choose=True) is None
+    assert learn_noise_function(KERNEL, Data(data.X, noisy), choose=True) is not None
+
+
+def test_errors_are_those_of_a_process_of_constant_noise():
+    """The function multiplies that noise: times it, the level of log noise is absolute."""
+    data = problem(300, slope=2.0)
+    found, _ = maximise_evidence(KERNEL, data, max_iter=30)
+    noise = found.kernel.k2.noise_level
+    function = learn_noise_function(KERNEL, data, choose=False)
+    x = torch.linspace(0.05, 0.95, 10).double()[:, None]
+    expected = np.log(0.02**2 / noise) + 4 * x[:, 0].numpy()
+    np.testing.assert_allclose(function(x), expected, atol=0.9)
