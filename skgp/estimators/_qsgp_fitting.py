@@ -194,6 +194,11 @@ class QSGPFitting(QSGPMixin, VaryingNoise, StreamingGPRegressor):
         asked = (f" with {k}={v!r}" for v, k in alone.items() if getattr(self, k) == v)
         return next(asked, None)
 
+    def _may_vary(self, data: Data) -> bool:
+        # Variances of f are too small between relevance vectors: their noise stands for these.
+        few = self.basis == "relevance" and self.heteroscedastic == "auto"
+        return not few and super()._may_vary(data)
+
     def _check_parameters(self, *, stream: bool = False) -> None:
         super()._check_parameters(stream=stream)
         if stream and self.solver not in ("auto", "cholesky"):

@@ -29,8 +29,8 @@ class VaryingNoise(LogScale):
         which ``noise_variance_`` is the level, that of a process of constant noise. f is as
         with the latter.
         "auto" does with ``kernel=None`` and `likelihood_` "gaussian", of 100 to 5000 observations
-        of one target, where errors left out are clearly likelier then; not of streams, nor of rows
-        in blocks.
+        of one target, where errors left out are clearly likelier then; not of streams, rows in
+        blocks or relevance vectors.
     """
 
     _noise_constraints: dict[str, list[Any]] = {
@@ -120,7 +120,7 @@ class VaryingNoise(LogScale):
             return offset
 
         def log_noise(rows: np.ndarray) -> np.ndarray:
-            return function(to_tensor(rows)).numpy()
+            return function(to_tensor(rows), self._noise_variance).numpy()
 
         return {"offset": self._by_chunks(log_noise, X, 32 * len(function.X))}
 
@@ -129,6 +129,6 @@ class VaryingNoise(LogScale):
             return super()._noise_gradients(X)
         rows = to_tensor(X).clone().requires_grad_()
         with torch.enable_grad():
-            total = torch.exp(self._noise_function(rows)).sum()
+            total = torch.exp(self._noise_function(rows, self._noise_variance)).sum()
         slopes = self._noise_variance * torch.autograd.grad(total, rows)[0].numpy()
         return self._in_units_of_columns(X, slopes)

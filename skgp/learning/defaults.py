@@ -291,9 +291,11 @@ BATCH_NUMBERS = 2**22
 #: density; at 3 standard errors 119, of which 1% are.
 LOG_ERRORS, LOG_ITER = 2.0, 30
 #: Noise that varies (`tests.benchmarks.bench_noise`): prior variances of g, over the length scales
-#: of f times these; that of its constant; standard errors that errors left out must gain.
+#: of f times these; that of its constant; standard errors that errors left out must gain. Of 72
+#: samples of 100 to 400 rows with gross errors, one in twenty, of equal noise otherwise, 9 pass 2,
+#: and lose .3 nats in the mean (1.1 at worst), none passes 3; nor of 240 of other constant noise.
 NOISE_AMPLITUDES, NOISE_STRETCHES, NOISE_LEVEL = (0.3, 1.0, 3.0), (1.0, 4.0), 4.0
-NOISE_ERRORS = 2.0
+NOISE_ERRORS = 3.0
 
 # ---- Vecchia approximations (on satellite_temps, blocks of training observations held out)
 #: Observations of the dense evidence that a search starts from, and rows on which starts are

@@ -63,16 +63,18 @@ class NoiseFunction:
     amplitude: float  # a, over the variance of f
     alpha: Tensor  # (m,), K^-1 times the mode of g
     reduction: Tensor  # (m, m), W^1/2 B^-1 W^1/2
+    constant: float  # sigma^2
 
-    def __call__(self, X: Tensor) -> Tensor:
-        """At rows X (n, d), differentiable in them.
+    def __call__(self, X: Tensor, noise: float) -> Tensor:
+        """At rows X (n, d), differentiable in them, of a process whose constant noise is another.
 
-        ``O(n m (m + d))``.
+        What that has more is of its approximation, and the same everywhere. ``O(n m (m + d))``.
         """
         rows = X / self.stretch
         K = self.amplitude * gram(self.kernel, rows, self.X) + defaults.NOISE_LEVEL
         prior = self.amplitude * gram_diag(self.kernel, rows) + defaults.NOISE_LEVEL
-        return K @ self.alpha + 0.5 * (prior - ((K @ self.reduction) * K).sum(1)).clamp(min=0)
+        logs = K @ self.alpha + 0.5 * (prior - ((K @ self.reduction) * K).sum(1)).clamp(min=0)
+        return torch.log1p(min(1.0, self.constant / noise) * torch.expm1(logs))
 
 
 def learn_noise_function(kernel: Any, data: Data, *, choose: bool) -> NoiseFunction | None:
@@ -98,7 +100,7 @@ def learn_noise_function(kernel: Any, data: Data, *, choose: bool) -> NoiseFunct
     best = max(fits, key=lambda fit: fit.evidence)
     if best is fits[0] or choose and not best.is_likelier_than(fits[0]):
         return None
-    return best.function()
+    return best.function(float(white.noise_level))
 
 
 @dataclass(frozen=True)
@@ -136,10 +138,10 @@ class PosteriorOfLogs:
         raise_diagonal_(B, 1.0)
         return self._root * cho_inverse(jittered_cholesky(B).factor) * self._root.mT
 
-    def function(self) -> NoiseFunction:
+    def function(self, constant: float) -> NoiseFunction:
         """At any input."""
         known = self._kernel, self._X, self._stretch, self._amplitude
-        return NoiseFunction(*known, self.alpha, self.reduction)
+        return NoiseFunction(*known, self.alpha, self.reduction, constant)
 
     def is_likelier_than(self, simpler: "PosteriorOfLogs") -> bool:
         """Whether errors left out are, clearly."""

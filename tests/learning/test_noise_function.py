@@ -68,7 +68,12 @@ def test_evidence_and_predictions_are_those_of_dense_formulas(posterior):
     K_new = 1.5 * RBF([0.6, 1.2])(X_new, X) + NOISE_LEVEL
     var = 1.5 + NOISE_LEVEL - np.sum(K_new.T * np.linalg.solve(K + np.diag(1 / W), K_new.T), axis=0)
     expected = K_new @ found.alpha.numpy() + 0.5 * var
-    np.testing.assert_allclose(found.function()(torch.from_numpy(X_new)), expected, rtol=1e-8)
+    function, X_new = found.function(0.1), torch.from_numpy(X_new)
+    np.testing.assert_allclose(function(X_new, 0.1), expected, rtol=1e-8)
+    # Of less noise it is the same in proportion; of more, what is more is constant.
+    np.testing.assert_allclose(function(X_new, 0.02), expected, rtol=1e-8)
+    more = np.log((0.1 * np.exp(expected) + 0.3) / 0.4)
+    np.testing.assert_allclose(function(X_new, 0.4), more, rtol=1e-8)
 
 
 def test_errors_left_out_are_judged_without_their_sites(posterior):
@@ -104,7 +109,7 @@ def test_slopes_of_the_log_probability():
 def test_noise_that_grows_is_found():
     function = learn_noise_function(KERNEL, problem(150), choose=True)
     x = torch.tensor([[0.1], [0.9]], dtype=torch.float64)
-    low, high = function(x).tolist()
+    low, high = function(x, function.constant).tolist()
     assert 8 * 0.8 == pytest.approx(high - low, abs=2.0)  # of log variances
 
 
@@ -132,4 +137,4 @@ def test_errors_are_those_of_a_process_of_constant_noise():
     function = learn_noise_function(KERNEL, data, choose=False)
     x = torch.linspace(0.05, 0.95, 10).double()[:, None]
     expected = np.log(0.02**2 / noise) + 4 * x[:, 0].numpy()
-    np.testing.assert_allclose(function(x), expected, atol=0.9)
+    np.testing.assert_allclose(function(x, noise), expected, atol=0.9)
