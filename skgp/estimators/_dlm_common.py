@@ -74,6 +74,11 @@ class SparseGPMixin(WarpedInputs):
 
     Attributes
     ----------
+    inducing_points_ : ndarray of shape (M, d)
+    n_inducing_ : int
+    beta_ : float
+    beta_path_ : dict of float to float
+        Of ``beta="auto"``: the loss of the held-out data for each beta tried.
     elbo_ : float
         ELBO of the posterior found, likewise. ``partial_fit`` leaves both those of the first call.
     validation_loss_ : float or None

@@ -32,7 +32,7 @@ from skgp.estimators._parameters import (
     warn_of_idle_options,
 )
 from skgp.estimators._predictive import is_constant
-from skgp.inference.dense import condition
+from skgp.inference.exact import condition
 from skgp.kernels.training import training_gram
 from skgp.learning.evidence import TargetsEvidence
 from skgp.linalg import NotPositiveDefiniteError

@@ -68,9 +68,7 @@ class LikelihoodPredictive:
             return by_elements(getattr(self._likelihood, method), *arrays)
         likelihood = cast(NumericLikelihood, self._likelihood)
         return by_elements(
-            lambda offset, *arrays: getattr(likelihood.at(offset), method)(*arrays),
-            offset,
-            *arrays,
+            lambda offset, *arrays: getattr(likelihood.at(offset), method)(*arrays), offset, *arrays
         )
 
     def _predictive_moments(

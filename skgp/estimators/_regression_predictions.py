@@ -165,11 +165,7 @@ class RegressionPredictions(RegressorMixin, RegressionData):
     @over_rows
     @within_limits
     def sample_y(
-        self,
-        X: ArrayLike,
-        n_samples: int = 1,
-        random_state=0,
-        exposure: ArrayLike | None = None,
+        self, X: ArrayLike, n_samples: int = 1, random_state=0, exposure: ArrayLike | None = None
     ) -> np.ndarray:
         """Draw new observations y, jointly over the rows of X.
 

@@ -295,12 +295,7 @@ class SWSGPRegressor(SWSGPMixin, LikelihoodGPRegressor, StreamingGPRegressor):
         return [split_noise(kernel)[0] + noise for kernel in kernels]
 
     def _learn_kernel(
-        self,
-        session: FitSession,
-        given: Data,
-        data: Data,
-        offset: np.ndarray,
-        backend: Backend,
+        self, session: FitSession, given: Data, data: Data, offset: np.ndarray, backend: Backend
     ) -> tuple[Kernel, WhiteKernel, Kernel | None]:
         """Return the kernel of f, the noise that goes with it, and a rival for held-out data.
 

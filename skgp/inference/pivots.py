@@ -4,7 +4,7 @@ They are inducing points; and where noise variances D fall below eps times the p
 :math:`K + D` no longer tells observations apart that the kernel takes for one, and representer
 weights of 1/D leave the mean no digits. The features :math:`\phi = L^{-1} k_Z(x)` of the r pivots Z
 that leave no variance above rounding, :math:`K = \Phi \Phi^T`, have weights of posterior
-:math:`N(a, R R^T)`, by least squares row by row (:mod:`skgp.linalg.least_squares`).
+:math:`N(a, R R^T)`, by least squares row by row (:mod:`skgp.linalg.cholesky`).
 """
 
 import math
@@ -17,8 +17,7 @@ from torch import Tensor
 from skgp.inference.defaults import NEARLY_EXACT, PIVOT_TOLERANCE
 from skgp.inference.sparse import inducing_factor
 from skgp.kernels.gram import gram, gram_diag, gram_tile
-from skgp.linalg.cholesky import jittered_cholesky, pivoted_rows, tri_solve
-from skgp.linalg.least_squares import ridge_by_rows
+from skgp.linalg.cholesky import jittered_cholesky, pivoted_rows, ridge_by_rows, tri_solve
 from skgp.linalg.runtime import TensorState
 
 

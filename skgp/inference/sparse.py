@@ -40,8 +40,7 @@ from torch import Tensor
 
 from skgp.data import Data
 from skgp.inference import defaults
-from skgp.inference.full_system import FullSystem
-from skgp.inference.natural import Posterior, fit_sites
+from skgp.inference.natural import FullSystem, Posterior, fit_sites
 from skgp.kernels.gram import gram, gram_diag
 from skgp.likelihoods import Likelihood
 from skgp.linalg.cholesky import cho_inverse, jittered_cholesky, reverse_cholesky, tri_solve

@@ -54,11 +54,7 @@ def bilinear_gradient(
 
 
 def weighted_gradient(
-    kernel: Kernel,
-    X: Tensor,
-    Z: Tensor,
-    W: Tensor,
-    theta: Tensor | None = None,
+    kernel: Kernel, X: Tensor, Z: Tensor, W: Tensor, theta: Tensor | None = None
 ) -> Tensor:
     r"""Gradient of :math:`\sum_{ij} W_{ij} k_\theta(x_i, z_j)`.
 

@@ -113,12 +113,7 @@ def gram_diag(kernel: Kernel, X: Tensor, theta: Tensor | None = None) -> Tensor:
     return variance(node, X).expand(shape).contiguous()
 
 
-def gram_tile(
-    kernel: Kernel,
-    X: Tensor,
-    Z: Tensor,
-    theta: Tensor | None = None,
-) -> Tensor:
+def gram_tile(kernel: Kernel, X: Tensor, Z: Tensor, theta: Tensor | None = None) -> Tensor:
     """Fast K(X, Z) of a large tile, without gradients save where X itself asks for them.
 
     Where it does, this is `gram`. Else distances come from one matrix product of pre-scaled inputs

@@ -46,13 +46,7 @@ class KernelOperator:
     shape : tuple (n, n)
     """
 
-    def __init__(
-        self,
-        kernel,
-        X: Tensor,
-        *,
-        dtype: torch.dtype = torch.float32,
-    ):
+    def __init__(self, kernel, X: Tensor, *, dtype: torch.dtype = torch.float32):
         n = X.shape[0]
         self.kernel, self.shape, self.dtype = kernel, (n, n), dtype
         self._X = X.double()
@@ -132,13 +126,7 @@ class RowOperator:
     rows takes ``2 k n^2`` flops.
     """
 
-    def __init__(
-        self,
-        kernel,
-        X: Tensor,
-        *,
-        dtype: torch.dtype | None = None,
-    ):
+    def __init__(self, kernel, X: Tensor, *, dtype: torch.dtype | None = None):
         n, self.dtype = len(X), X.dtype if dtype is None else dtype
         self._kernel, self._exact, self._rounded = kernel, X, X.to(self.dtype)
         self.inputs = self._rounded

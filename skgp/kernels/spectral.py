@@ -228,12 +228,7 @@ class FourierFeatures:
         return W, torch.cat([part[1] for part in parts]).sqrt()
 
     def _term_frequencies(
-        self,
-        term: Term,
-        raws: list[Draws],
-        count: int,
-        total: int,
-        device: torch.device | None,
+        self, term: Term, raws: list[Draws], count: int, total: int, device: torch.device | None
     ) -> tuple[Tensor, Tensor]:
         """Return W (count, d) of a term and the variance (count,) that each frequency carries."""
         W: Tensor | None = None

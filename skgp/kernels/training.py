@@ -38,13 +38,7 @@ from skgp.linalg.cholesky import raise_diagonal_
 from .defaults import CALLED_PAIRS, CALLED_ROWS, DISTANCE_COLUMNS, LARGEST_SQUARE
 from .expression import MATERN_NU, split_noise, theta_places
 from .gram import gram, gram_diag, gram_tile
-from .pairwise import (
-    GramWithGradient,
-    PairwiseKernel,
-    closed_form,
-    profile_of_few,
-    values_of_few,
-)
+from .pairwise import GramWithGradient, PairwiseKernel, closed_form, profile_of_few, values_of_few
 
 Pull = Callable[[np.ndarray], np.ndarray]  # W (p, n) to the gradients (p, d)
 

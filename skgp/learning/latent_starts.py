@@ -86,12 +86,7 @@ def _standardised(data: Data, likelihood) -> Data:
 
 
 def latent_structure(
-    kernel,
-    data: Data,
-    likelihood,
-    *,
-    generator: torch.Generator,
-    callback: Callback | None = None,
+    kernel, data: Data, likelihood, *, generator: torch.Generator, callback: Callback | None = None
 ) -> tuple[Any, float] | None:
     """The kernel, its separate length scales as those of numbers that resemble f.
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from skgp.likelihoods import quadrature
-from skgp.likelihoods.checks import aligned, check_finite, check_var
+from skgp.likelihoods.quadrature import aligned, check_finite, check_var
 from skgp.linalg.runtime import TensorState
 
 

@@ -334,11 +334,7 @@ class _Softplus(_Link):
         down, share = 1 - up, y * (up / rate)
         exposure = _exp(o)
         value = y * (rate.log() + (f - floored) + o) - exposure * rate
-        return (
-            value,
-            share - exposure * up,
-            share * (down - up / rate) - exposure * up * down,
-        )
+        return (value, share - exposure * up, share * (down - up / rate) - exposure * up * down)
 
 
 _LINKS: dict[str, _Link] = {"exp": _Exp(), "softplus": _Softplus()}

@@ -41,8 +41,8 @@ import torch
 from torch import Tensor
 
 from skgp.likelihoods import Gaussian, Likelihood, StudentT, defaults
-from skgp.likelihoods.checks import aligned, check_var
 from skgp.likelihoods.envelopes import Pieces, Target, chords, tangents, uniform
+from skgp.likelihoods.quadrature import aligned, check_var
 
 
 class ProductNoise(NamedTuple):

@@ -38,7 +38,6 @@ from torch.autograd.function import once_differentiable
 
 from skgp.likelihoods import adaptive, quadrature
 from skgp.likelihoods.base import NumericLikelihood
-from skgp.likelihoods.checks import check_positive, free_parameter
 from skgp.likelihoods.defaults import (
     DF_RATE,
     DF_SHAPE,
@@ -52,6 +51,7 @@ from skgp.likelihoods.defaults import (
     STUDENT_T_MAX_NEWTON,
     STUDENT_T_SCALE,
 )
+from skgp.likelihoods.quadrature import check_positive, free_parameter
 from skgp.linalg.runtime import constant_like
 
 _LOG_ROOT_2PI = 0.5 * math.log(2 * math.pi)  # mathematical

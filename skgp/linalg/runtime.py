@@ -40,10 +40,7 @@ Callback = Callable[[int, dict], bool | None]
 # (limit, in use) of the control groups that containers are kept in, versions 2 and 1
 _CONTROL_GROUPS = (
     ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
-    (
-        "/sys/fs/cgroup/memory/memory.limit_in_bytes",
-        "/sys/fs/cgroup/memory/memory.usage_in_bytes",
-    ),
+    ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),
 )
 
 # Bytes of the fit or prediction under way; None outside of `memory_limit`.

@@ -26,8 +26,14 @@ from torch import Tensor
 
 from skgp.data import Data
 from skgp.inference import defaults
-from skgp.inference.full_system import full_column, joined_columns, whitened_divergence
-from skgp.inference.natural import Posterior, SitesFit, full_sites
+from skgp.inference.natural import (
+    Posterior,
+    SitesFit,
+    full_column,
+    full_sites,
+    joined_columns,
+    whitened_divergence,
+)
 from skgp.inference.neighbors.assembly import (
     LocalPrior,
     PriorAssembly,

@@ -35,8 +35,7 @@ from scipy import sparse
 from torch import Tensor
 
 from skgp.inference.defaults import COUNTED_POINTS, DENSE_SYSTEM, SHARED_JITTER, SPARSE_ENTRY
-from skgp.inference.full_system import FullSystem
-from skgp.inference.natural import Posterior, Sites
+from skgp.inference.natural import FullSystem, Posterior, Sites
 from skgp.inference.neighbors.assembly import (
     LocalPrior,
     assembly_of,

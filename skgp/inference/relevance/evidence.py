@@ -62,8 +62,14 @@ from skgp.inference.defaults import (
     NOISE_FLOOR,
     START_NOISE,
 )
-from skgp.inference.relevance.sources import DesignSource, Dictionary, all_rows, make_source
-from skgp.inference.relevance.steps import EvidenceState, maximise_evidence
+from skgp.inference.relevance.steps import (
+    DesignSource,
+    Dictionary,
+    EvidenceState,
+    all_rows,
+    make_source,
+    maximise_evidence,
+)
 from skgp.inference.stochastic.basis import Array, KernelColumns, take_rows
 from skgp.inference.weights.design import check_sample_weight
 from skgp.inference.weights.posterior import LinearWeightsPosterior
@@ -144,11 +150,7 @@ def fit_relevance(
 
 
 def relevance_fit(
-    state: EvidenceState,
-    basis: KernelColumns,
-    rows: Tensor,
-    history: list[float],
-    converged: bool,
+    state: EvidenceState, basis: KernelColumns, rows: Tensor, history: list[float], converged: bool
 ) -> RelevanceFit:
     """Wrap a refreshed state; `rows` are those of X that the basis is centred on."""
     order = state.indices.argsort()
@@ -156,10 +158,7 @@ def relevance_fit(
     covariance = state.covariance[order][:, order]
     root = jittered_cholesky(covariance).factor if len(order) else covariance
     posterior = LinearWeightsPosterior(
-        KernelColumns(basis.kernel, basis.Z[indices]),
-        state.mean[order],
-        root,
-        root.new_zeros(0),
+        KernelColumns(basis.kernel, basis.Z[indices]), state.mean[order], root, root.new_zeros(0)
     )
     return RelevanceFit(
         indices=rows[indices],

@@ -40,7 +40,7 @@ from skgp.linalg.runtime import Callback, TensorState
 from skgp.optim import LossPlateau, exponential_decay, sample_without_replacement
 
 if TYPE_CHECKING:
-    from skgp.inference.stochastic.hyperparameters import HyperParameters
+    from skgp.inference.stochastic.state import HyperParameters
 
 
 @dataclass(kw_only=True)

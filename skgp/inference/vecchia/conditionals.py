@@ -43,9 +43,8 @@ from skgp.inference.defaults import CACHED_NUMBERS, RESIDUAL_ROUNDING, SHARED_JI
 from skgp.kernels.gradients import weighted_gradient
 from skgp.kernels.gram import gram, gram_diag
 from skgp.linalg import NotPositiveDefiniteError
-from skgp.linalg.cholesky import cho_solve, jittered_cholesky
+from skgp.linalg.cholesky import UnitLower, cho_solve, jittered_cholesky
 from skgp.linalg.runtime import gather_rows, tile_rows
-from skgp.linalg.triangular import UnitLower
 
 
 @dataclass(frozen=True)

@@ -52,9 +52,9 @@ import torch
 from torch import Tensor
 
 from skgp.inference.defaults import DRAW_NUMBERS, DRAW_TOL, LATENT_CG, LATENT_DENSE, PROBE_TOL
+from skgp.inference.newton_steps import Direction
 from skgp.inference.vecchia.conditionals import VecchiaRoot
 from skgp.inference.weights.design import add_gram
-from skgp.inference.weights.directions import Direction
 from skgp.linalg.cg import CGResult, block_cg, log_quadrature
 from skgp.linalg.cholesky import cho_solve, jittered_cholesky, log_det
 
