@@ -44,8 +44,6 @@ works in logarithms: probabilities near 0 keep their digits. A fit reads::
         self.moderation_ = ...
 """
 
-from __future__ import annotations
-
 import math
 from abc import abstractmethod
 from dataclasses import replace
@@ -252,8 +250,6 @@ class BaseGPClassifier(ClassifierMixin, ClassificationData):
         """
         found = map(in_memory, (y, self.predict(X)))
         return accuracy_score(*found, sample_weight=in_memory(sample_weight))
-
-    # ---- what estimators build on --------------------------------------------------------
 
     def _log_class_probability(self, mean: np.ndarray, var: np.ndarray | None) -> np.ndarray:
         """Return log P(Y = +1), (n, c), for f ~ N(mean, var), or f = mean where var is None."""

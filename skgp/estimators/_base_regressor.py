@@ -48,8 +48,6 @@ A regressor of counts has ``_counts`` true and ``_is_additive`` false, and refus
 `skgp.estimators._kernels.refuse_noise`.
 """
 
-from __future__ import annotations
-
 import math
 from abc import abstractmethod
 from numbers import Real
@@ -132,8 +130,6 @@ class BaseGPRegressor(RegressionPredictions):
         """
         self._fit(X, y, sample_weight, exposure)
         return self
-
-    # ---- what estimators build on --------------------------------------------------------
 
     def _fit(
         self,

@@ -3,8 +3,6 @@
 And these samples as a table, and in the form of arviz.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from numbers import Real
@@ -44,8 +42,6 @@ from skgp.samplers import ess_bulk, ess_tail, r_hat, stratified_resample
 
 class BayesianFitting(WarpedInputs, BaseGPRegressor):
     """Samples of the hyper-parameters, by the functions of :mod:`skgp.models.bayesian`."""
-
-    # ---- training ------------------------------------------------------------------------
 
     def _learn(
         self, data: Data, session: FitSession, backend: Backend, *, stream: bool = False

@@ -289,8 +289,6 @@ class SparseGPMixin(WarpedInputs):
         )
         self._posterior = state.posterior()
 
-    # ---- prediction, in the standardised scale ---------------------------------------------
-
     def _bytes_per_row(self) -> int:
         M, c = self._posterior.n_inducing, self._posterior.n_latent
         return 8 * M * (6 + c)

@@ -3,8 +3,6 @@
 And starts, optimizers and checks of inputs of the exact ones.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from numbers import Integral

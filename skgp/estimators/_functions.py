@@ -1,7 +1,5 @@
 """Predictions of the latent function f: moments, joint draws, and gradients in X."""
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from typing import Any
 
@@ -98,8 +96,6 @@ class LatentFunction(LikelihoodPredictive, BaseGP):
         X = self._validate_prediction(X)
         return self._to_y(self._latent_samples(X, n_samples, check_random_state(random_state)))
 
-    # ---- hooks, in the standardised scale ---------------------------------------------------
-
     @abstractmethod
     def _to_y(self, z: Any) -> Any:
         """Return standardised values, of any shape, in the units of y."""
@@ -135,8 +131,6 @@ class LatentFunction(LikelihoodPredictive, BaseGP):
         draws = rng.standard_normal((*mean.shape, n_samples))
         spread = covariance_root(covariance) @ draws.reshape(len(X), -1)
         return mean[..., None] + spread.reshape(draws.shape)
-
-    # ---- gradients in X ---------------------------------------------------------------------
 
     def _graph_bytes_per_row(self) -> int:
         """Return the memory in bytes that gradients in X take for one row."""
@@ -290,8 +284,6 @@ class RegressorFunctions:
                 "WhiteKernel(noise_level)."
             )
         return white * np.square(getattr(self, "_y_train_std", 1.0))
-
-    # ---- gradients in X --------------------------------------------------------------------
 
     def _predictive_gradients(self, X: np.ndarray) -> tuple[np.ndarray, ...]:
         """Mean and standard deviation, (p,) or (p, t), and their gradients, (p, d) or (p, t, d)."""

@@ -1,7 +1,5 @@
 """Regression under scikit-learn's name and interface: exact, and beyond it by another family."""
 
-from __future__ import annotations
-
 import itertools
 from numbers import Integral, Real
 from typing import Any
@@ -159,8 +157,6 @@ class GaussianProcessRegressor(RegressorPredictions, MultiOutputMixin, Regressor
         verbose=0,
     ):
         keep_parameters(self, locals())
-
-    # ---- training ------------------------------------------------------------------------
 
     @fit_context(prefer_skip_nested_validation=True)
     def fit(self, X: Any, y: Any):

@@ -1,7 +1,5 @@
 """Predictions of `GaussianProcessRegressor`, and its evidence at theta."""
 
-from __future__ import annotations
-
 import itertools
 from typing import Any
 
@@ -24,8 +22,7 @@ from skgp.inference.exact import covariance, posterior_mean, variance
 from skgp.kernels.training import cross_gram, training_gram
 from skgp.learning.evidence import TargetsEvidence
 from skgp.linalg import NumericalWarning, warn_caller
-from skgp.linalg.runtime import tile_rows
-from skgp.linalg.threads import one_thread
+from skgp.linalg.runtime import one_thread, tile_rows
 
 
 class RegressorPredictions(RegressorFunctions):
@@ -250,8 +247,6 @@ class RegressorPredictions(RegressorFunctions):
             return self.estimator_.log_predictive_density(validated(self, X), y)
         mean, std = self._observed(X)
         return np.asarray(norm.logpdf(np.asarray(y, dtype=float).reshape(mean.shape), mean, std))
-
-    # ---- evidence ------------------------------------------------------------------------
 
     def log_marginal_likelihood(
         self, theta: ArrayLike | None = None, eval_gradient: bool = False, clone_kernel: bool = True

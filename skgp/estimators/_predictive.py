@@ -1,7 +1,5 @@
 """The distribution of a new observation given that of f, on NumPy arrays, and its score."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from typing import Any, cast
@@ -252,9 +250,6 @@ def _by_blocks(block: Callable[[slice], np.ndarray], n: int) -> np.ndarray:
     for rows in gen_batches(n, max(1, defaults.COVARIANCE_ELEMENTS // n)):
         out[rows] = block(rows)
     return out
-
-
-# ---- targets and draws
 
 
 def is_constant(scale: Any, y: np.ndarray) -> Any:

@@ -1,7 +1,5 @@
 """Fits of `QSGPClassifier`, and what they tell of f: from its parameters to plans and back."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import partial
 from numbers import Integral
@@ -54,8 +52,6 @@ class QSGPClassifierFitting(ProjectedClassifierMixin, QSGPMixin, StreamingGPClas
     bound: str
     validation_: dict[str, dict[float, float]]
     _online: OnlineLaplace
-
-    # ---- training ------------------------------------------------------------------------
 
     @property
     def _has_stream(self) -> bool:

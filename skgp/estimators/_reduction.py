@@ -28,7 +28,7 @@ from skgp.estimators import defaults
 from skgp.estimators._base import Backend, BaseGP, arrays, to_tensor
 from skgp.estimators._parameters import Auto, Interval, StrOptions
 from skgp.estimators.defaults import MANY_COLUMNS
-from skgp.inference.pivots import greedy_variance
+from skgp.inference.pathwise import greedy_variance
 from skgp.kernels.distances import origin
 from skgp.kernels.scales import length_scales
 from skgp.learning.defaults import LABEL_SHARE

@@ -1,7 +1,5 @@
 """Predictions of a regressor, in the units of y."""
 
-from __future__ import annotations
-
 import itertools
 
 import numpy as np
@@ -249,8 +247,6 @@ class RegressionPredictions(RegressorMixin, RegressionData):
         """
         mean = self.predict(X, exposure=exposure)
         return r2_score(*map(in_memory, (y, mean)), sample_weight=in_memory(sample_weight))
-
-    # ---- of the standardised target, which estimators may know better ------------------------
 
     def _latent_moments(self, X: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         mean, var = super()._latent_moments(X)

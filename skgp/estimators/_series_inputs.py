@@ -1,7 +1,5 @@
 """X of a series: which column is time, which others are covariates and of what kind."""
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -221,8 +219,6 @@ class SeriesInputs(BaseGP):
                     f"{int(new.sum())} of {len(X)} rows, and partial_fit keeps the effects that "
                     "there are. Call fit with all rows."
                 )
-
-    # ---- terms ---------------------------------------------------------------------------------
 
     @property
     def _place(self) -> int | None:

@@ -1,7 +1,5 @@
 """Sparse-within-sparse GP regression: the estimator of :mod:`skgp.models.swsgp`."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np
@@ -219,8 +217,6 @@ class SWSGPRegressor(SWSGPMixin, LikelihoodGPRegressor, StreamingGPRegressor):
     ):
         keep_parameters(self, locals())
 
-    # ---- training ------------------------------------------------------------------------
-
     @property
     def _one_target(self) -> str | None:
         return None if self.method == "kriging" else f" with method={self.method!r}"
@@ -323,8 +319,6 @@ class SWSGPRegressor(SWSGPMixin, LikelihoodGPRegressor, StreamingGPRegressor):
 
     def _few_points(self, n_latent: int) -> int:
         return SWSGP_EXACT_ROWS if self._is_gaussian else SWSGP_FULL_ROWS
-
-    # ---- prediction, in the standardised scale ---------------------------------------------
 
     def _moment_tensors(self, rows):
         projected = rows if self._projection is None else self._projection.of_tensor(rows)

@@ -1,7 +1,5 @@
 """Vecchia approximations of GP regression: the estimator of :mod:`skgp.models.vecchia`."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from numbers import Integral, Real
 from typing import Any
@@ -297,8 +295,6 @@ class VecchiaGPRegressor(VecchiaMixin, LikelihoodGPRegressor):
     ):
         keep_parameters(self, locals())
 
-    # ---- training ------------------------------------------------------------------------
-
     def _check_parameters(self, *, stream: bool = False) -> None:
         super()._check_parameters(stream=stream)
         own = self._own_likelihood
@@ -361,8 +357,6 @@ class VecchiaGPRegressor(VecchiaMixin, LikelihoodGPRegressor):
         if not gaussian:
             self.history_["solve"] = fit.solve
         self._warn_at_bounds()
-
-    # ---- prediction, in the standardised scale ---------------------------------------------
 
     def _moments(self, X: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         mean, var = super()._moments(X)

@@ -1,7 +1,5 @@
 """Vecchia approximations of GP classification: the estimator of `skgp.models.vecchia`."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from numbers import Integral
 
@@ -166,8 +164,6 @@ class VecchiaGPClassifier(ProjectedClassifierMixin, VecchiaMixin, BaseGPClassifi
         verbose=0,
     ):
         keep_parameters(self, locals())
-
-    # ---- training ------------------------------------------------------------------------
 
     def _learn(
         self, data: Data, session: FitSession, backend: Backend, *, stream: bool = False

@@ -43,12 +43,14 @@ from skgp.data import Data
 from skgp.inference.defaults import DENSE_ENTRIES, SOLVED_ENTRIES
 from skgp.inference.pathwise import (
     PathwiseCovariance,
+    PivotCovariance,
     affordable_rank,
     leave_one_out_z2,
+    nearly_exact,
     perturbed_targets,
+    pivot_posterior,
     pivoted_factor,
 )
-from skgp.inference.pivots import PivotCovariance, nearly_exact, pivot_posterior
 from skgp.inference.weights.gram import optimal_gaussian, optimal_std
 from skgp.inference.weights.posterior import WeightGaussian
 from skgp.kernels.gram import gram, gram_diag, gram_tile
@@ -175,9 +177,6 @@ def weight_covariance(
         n_dense = min(wanted.n_dense_columns, n)
         q, _ = optimal_gaussian(squares, X.new_zeros(n), noise, K, n_dense=n_dense)
     return WeightCovariance(q, noise, wanted.augment, row_weight=data.weight)
-
-
-# ---- posterior --------------------------------------------------------------------------------
 
 
 @dataclass

@@ -46,8 +46,6 @@ from skgp.likelihoods import Likelihood
 from skgp.linalg.cholesky import cho_inverse, jittered_cholesky, reverse_cholesky, tri_solve
 from skgp.linalg.runtime import TensorState
 
-# ------------------------------------------------------------------------ features and moments
-
 
 def inducing_factor(
     kernel,
@@ -145,9 +143,6 @@ class FixedFeatures:
         """Means and variances (n, c) of f, differentiable in mean (M, c) and root (c, M, M)."""
         explained = (self.rows @ root).square().sum(-1)  # (c, n)
         return self.offset + self.rows @ mean, self.unexplained + explained.mT
-
-
-# ------------------------------------------------------------------------------------ posteriors
 
 
 class SparsePosterior(TensorState):
@@ -314,9 +309,6 @@ class ReferenceGaussian:
         T = entries.new_zeros(len(entries), M, M)
         T[:, rows, columns] = entries
         return T.diagonal_scatter(T.diagonal(dim1=1, dim2=2).exp(), dim1=1, dim2=2)
-
-
-# ---------------------------------------------------------------- the best q(w), inducing points
 
 
 @torch.no_grad()

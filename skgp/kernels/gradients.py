@@ -13,8 +13,6 @@ Summands that are no product of constants and one leaf with a `Leaf.profile`, of
 through autograd.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 

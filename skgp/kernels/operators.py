@@ -27,8 +27,7 @@ from skgp.kernels.defaults import DISTANCE_ERROR, LEAST_SIDE, MIRRORED, PANEL, P
 from skgp.kernels.expression import bind
 from skgp.kernels.gram import evaluate_tile, gram_tile, largest_square
 from skgp.linalg.defaults import ENTRY
-from skgp.linalg.runtime import memory_budget, tile_rows
-from skgp.linalg.threads import large_operation
+from skgp.linalg.runtime import large_operation, memory_budget, tile_rows
 
 
 class KernelOperator:

@@ -30,8 +30,6 @@ The numbers of states and of terms are chosen for the kernel's own hyper-paramet
 theta moves, so that all is differentiable; `Expansion.error` tells what that costs.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections import Counter

@@ -9,8 +9,6 @@ given to each. Frequencies come in blocks that are regenerated from (seed, block
 needed, so that their number is not limited by memory.
 """
 
-from __future__ import annotations
-
 import copy
 from collections import OrderedDict
 from typing import Any

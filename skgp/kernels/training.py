@@ -14,8 +14,6 @@ strings and graphs, ``PairwiseKernel``, ``CompoundKernel``, classes of a user's 
     W (k, n, n), tensors; where ``gram.has_many`` is true.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -199,9 +199,6 @@ def _is_dense(fit: RelevanceFit, data: Data) -> bool:
     return len(fit.indices) > data.total / 2
 
 
-# ---- Laplace noise
-
-
 def robust_hyperparameters(
     kernels: list,
     data: Data,

@@ -54,8 +54,6 @@ Array = np.ndarray | Tensor
 Random = torch.Generator | np.random.RandomState
 Trial = TypeVar("Trial")
 
-# ------------------------------------------------------------------------------------- the rule
-
 
 def choose(
     losses: Array | Sequence[Array],  # (c, n) in nats, of the same rows; the simplest first
@@ -150,9 +148,6 @@ def _standard_error(difference: np.ndarray, w: np.ndarray) -> float:
         return 0.0
     deviation = w * (difference - difference @ w / w.sum())
     return float(np.sqrt(n / (n - 1) * (deviation @ deviation)) / w.sum())
-
-
-# --------------------------------------------------------------------------- folds, held-out rows
 
 
 def class_codes(Y: Any) -> Any:

@@ -29,7 +29,7 @@ import torch
 from torch import Tensor
 
 from skgp.data import Data
-from skgp.inference.pivots import greedy_variance
+from skgp.inference.pathwise import greedy_variance
 from skgp.inference.vecchia.conditionals import Conditionals, global_features, inducing_factor
 from skgp.inference.vecchia.neighbors import earlier_neighbors, informative, order_of
 from skgp.inference.vecchia.posterior import Sums, VecchiaPosterior, sums

@@ -97,9 +97,6 @@ def product_noise(
     return ProductNoise(noise.to(mean.dtype), precision.to(mean.dtype))
 
 
-# --- one sampler for each kind of likelihood ------------------------------------------------------
-
-
 def _draw(
     likelihood: Likelihood, target: Target, n_samples: int, generator: torch.Generator
 ) -> tuple[Tensor, Tensor]:
@@ -194,9 +191,6 @@ def _geometric_grid(likelihood: StudentT, first: Tensor, last: Tensor) -> Tensor
 
 def _parameter(value: float | Tensor, like: Tensor) -> Tensor:
     return torch.as_tensor(value, dtype=like.dtype, device=like.device)
-
-
-# --- rejection ------------------------------------------------------------------------------------
 
 
 def _reject(target: Target, pieces: Pieces, n_samples: int, generator: torch.Generator) -> Tensor:

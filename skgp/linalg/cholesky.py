@@ -20,8 +20,6 @@ References
    problems.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from functools import cached_property
 from typing import Any, NamedTuple, cast
@@ -36,7 +34,7 @@ from torch import Tensor
 
 from skgp.linalg import NotPositiveDefiniteError
 from skgp.linalg.defaults import EIGENVALUE_ROWS, LARGE_RATIO, LEVELLED_NUMBERS
-from skgp.linalg.threads import large_operation
+from skgp.linalg.runtime import large_operation
 
 
 class CholeskyResult(NamedTuple):

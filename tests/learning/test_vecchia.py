@@ -7,7 +7,7 @@ from scipy.stats import multivariate_normal
 from sklearn.gaussian_process.kernels import RBF, Matern, WhiteKernel
 
 from skgp.data import Data, merge_replicates
-from skgp.inference.pivots import greedy_variance
+from skgp.inference.pathwise import greedy_variance
 from skgp.learning.search import fit_hyperparameters
 from skgp.learning.selection import held_out_densities, rows_in_blocks
 from skgp.learning.vecchia import (

@@ -119,9 +119,6 @@ class Rows:
         return found, fit, fit - said.sum().double()
 
 
-# ---- a diagonal S
-
-
 @dataclass(frozen=True)
 class LocalRows(Rows):
     """H neighbours of each row and a diagonal S."""
@@ -218,9 +215,6 @@ class LocalRows(Rows):
         require_memory(defaults.SPARSE_ENTRY * entries * (1 + 0.5 * defaults.HELD_SUMS), what, ROOM)
 
 
-# ---- a full S, all points neighbours of every row
-
-
 @dataclass(frozen=True)
 class FullRows(Rows):
     """H = M and a full S; its q is one of the whitened variables v, as of `FullSystem`."""
@@ -286,9 +280,6 @@ class FullRows(Rows):
         M, c = len(self.Z), len(self.offset)
         what = f"The sums over blocks of rows of a full covariance of M={M} inducing points"
         require_memory(8.0 * M**2 * (1 + c * defaults.HELD_SUMS), what, ROOM)
-
-
-# ---- the steps
 
 
 class BlocksProblem:

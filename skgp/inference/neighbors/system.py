@@ -48,8 +48,6 @@ from skgp.kernels.gram import gram_diag
 from skgp.linalg.cg import CGResult, block_cg
 from skgp.linalg.runtime import require_memory
 
-# ---- the sparse matrix A of the rows
-
 
 class RowWeights:
     """The sparse matrix A (n, M) of the weights a_n, and the variances (n,) of f given u.
@@ -103,9 +101,6 @@ def row_weights(tiles: Tiles) -> RowWeights:
     parts = [(local.weights, local.variance) for _, local in tiles]
     weights, variance = map(torch.cat, zip(*parts, strict=True))
     return RowWeights(tiles.active, weights, variance, len(tiles.Z))
-
-
-# ---- the system
 
 
 @dataclass(frozen=True)

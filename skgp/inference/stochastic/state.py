@@ -16,12 +16,12 @@ from skgp.inference.stochastic.basis import (
     StochasticBasis,
     blocks,
     index_set,
+    make_optimizer,
     sample_indices,
     take_rows,
 )
 from skgp.inference.stochastic.engine import Health, SolverState
 from skgp.inference.stochastic.estimators import Factor, nystrom_factor, support_features
-from skgp.inference.stochastic.optimizers import make_optimizer
 from skgp.inference.weights.gram import optimal_std
 from skgp.inference.weights.posterior import WeightGaussian
 from skgp.kernels import FourierFeatures

@@ -30,8 +30,6 @@ References
    Gaussian processes.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -171,8 +169,6 @@ class Conditionals:
         if m:
             of_theta += self._of_inducing(of_features)
         return of_theta, of_noise
-
-    # ---- one tile
 
     def _slices(self) -> Iterator[slice]:
         t, size = self.group.shape

@@ -43,8 +43,6 @@ References
    Gaussian processes.
 """
 
-from __future__ import annotations
-
 from functools import cached_property, partial
 from typing import Any, NamedTuple
 

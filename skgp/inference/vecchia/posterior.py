@@ -317,8 +317,6 @@ class VecchiaMixture(GPMixture):
         remedy = f"Ask for fewer of them at once (there is room for {most})"
         require_memory(entry * n_rows**2, f"The joint covariance of {n_rows} rows", remedy)
 
-    # ---- the parts
-
     def _of_inducing(self, s: int) -> tuple[Tensor, Tensor]:
         """gamma (m, 1) and the factor (m, m) of P under sample s."""
         if not len(self._Z):

@@ -208,9 +208,6 @@ def bounded_inverse(precision: np.ndarray) -> np.ndarray:
     return (vectors / np.maximum(values, tuned.LEAST_CURVATURE)) @ vectors.T
 
 
-# ---- by stochastic gradients, which know no density
-
-
 def measure_curvature(
     gradient: Any, u: np.ndarray, metric: np.ndarray, tell: Callable[[], None] = lambda: None
 ) -> np.ndarray:

@@ -76,9 +76,6 @@ def iterations_between_calls(n: int) -> int:
     return max(1, int(SEGMENT * min(1.0, (tuned.LARGE / n) ** 2)))
 
 
-# ---- problems, each with a remedy
-
-
 def too_few(of_what: str, ess: np.ndarray | float, wanted: float) -> list[str]:
     """Whether the least ESS is less than wanted."""
     least = float(np.min(ess))

@@ -199,9 +199,6 @@ def _mean_gradient(
     return np.average(rows, axis=0, weights=sizes)
 
 
-# ---- the search for the mode
-
-
 class FixedProbeGradient:
     """A :class:`StochasticGradient` with probes that stay, without coins, and a rank that grows.
 
