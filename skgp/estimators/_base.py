@@ -4,6 +4,8 @@ Regressors build on `BaseGP` in `skgp.estimators._base_regressor`, classifiers i
 `skgp.estimators._base_classifier`; the hooks that a concrete estimator provides are listed there.
 """
 
+from __future__ import annotations
+
 import math
 import warnings
 from abc import ABCMeta, abstractmethod

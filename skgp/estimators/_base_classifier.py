@@ -44,6 +44,8 @@ works in logarithms: probabilities near 0 keep their digits. A fit reads::
         self.moderation_ = ...
 """
 
+from __future__ import annotations
+
 import math
 from abc import abstractmethod
 from dataclasses import replace

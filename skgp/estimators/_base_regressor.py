@@ -48,6 +48,8 @@ A regressor of counts has ``_counts`` true and ``_is_additive`` false, and refus
 `skgp.estimators._kernels.refuse_noise`.
 """
 
+from __future__ import annotations
+
 import math
 from abc import abstractmethod
 from numbers import Real

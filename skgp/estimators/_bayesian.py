@@ -1,5 +1,7 @@
 """GPs averaged over their hyper-parameters: the estimator of :mod:`skgp.models.bayesian`."""
 
+from __future__ import annotations
+
 import copy
 from numbers import Integral, Real
 

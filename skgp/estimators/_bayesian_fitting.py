@@ -3,6 +3,8 @@
 And these samples as a table, and in the form of arviz.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable
 from dataclasses import dataclass
 from numbers import Real

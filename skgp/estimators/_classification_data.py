@@ -1,5 +1,7 @@
 """Observations of classifiers: labels, their codes, and weights of classes."""
 
+from __future__ import annotations
+
 from dataclasses import replace
 from functools import partial
 from typing import Any

@@ -1,5 +1,7 @@
 """Sparse GPs trained on the loss that they are judged by (:mod:`skgp.models.dlm`)."""
 
+from __future__ import annotations
+
 from dataclasses import replace
 
 import torch

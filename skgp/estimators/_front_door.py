@@ -3,6 +3,8 @@
 And starts, optimizers and checks of inputs of the exact ones.
 """
 
+from __future__ import annotations
+
 import math
 from collections.abc import Callable
 from numbers import Integral

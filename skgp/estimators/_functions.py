@@ -1,5 +1,7 @@
 """Predictions of the latent function f: moments, joint draws, and gradients in X."""
 
+from __future__ import annotations
+
 from abc import abstractmethod
 from typing import Any
 

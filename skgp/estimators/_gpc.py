@@ -1,5 +1,7 @@
 """Classification under scikit-learn's name and interface: exact, and beyond by another family."""
 
+from __future__ import annotations
+
 import itertools
 from numbers import Integral
 from typing import Any

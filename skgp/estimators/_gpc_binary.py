@@ -4,6 +4,8 @@ The mode is that of `skgp.learning.laplace_evidence`; Rasmussen and Williams (20
 3.2 and 5.1.
 """
 
+from __future__ import annotations
+
 from typing import Any
 
 import numpy as np

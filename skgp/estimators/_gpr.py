@@ -1,5 +1,7 @@
 """Regression under scikit-learn's name and interface: exact, and beyond it by another family."""
 
+from __future__ import annotations
+
 import itertools
 from numbers import Integral, Real
 from typing import Any

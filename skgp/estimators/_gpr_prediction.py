@@ -1,5 +1,7 @@
 """Predictions of `GaussianProcessRegressor`, and its evidence at theta."""
 
+from __future__ import annotations
+
 import itertools
 from typing import Any
 

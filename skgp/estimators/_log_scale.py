@@ -11,6 +11,8 @@ likely growth makes it, and with a variance that is averaged over it is none. Wh
 :math:`E[y \mid f] = e^{f + \sigma^2 / 2}` at the mean of f: the mean where f is known.
 """
 
+from __future__ import annotations
+
 from typing import Any
 
 import numpy as np

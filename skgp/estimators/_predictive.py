@@ -1,5 +1,7 @@
 """The distribution of a new observation given that of f, on NumPy arrays, and its score."""
 
+from __future__ import annotations
+
 import functools
 from collections.abc import Callable
 from typing import Any, cast

@@ -1,5 +1,7 @@
 """Fits of `QSGPClassifier`, and what they tell of f: from its parameters to plans and back."""
 
+from __future__ import annotations
+
 from dataclasses import replace
 from functools import partial
 from numbers import Integral

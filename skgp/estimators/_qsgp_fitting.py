@@ -1,5 +1,7 @@
 """Fits of `QSGPRegressor` from parameters to plans and back, and what `QSGPClassifier` shares."""
 
+from __future__ import annotations
+
 from dataclasses import replace
 from numbers import Integral, Real
 from typing import Any, cast

@@ -1,5 +1,7 @@
 """Observations of a regressor: validated, weighted, and standardised target by target."""
 
+from __future__ import annotations
+
 from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar

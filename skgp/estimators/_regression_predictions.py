@@ -1,5 +1,7 @@
 """Predictions of a regressor, in the units of y."""
 
+from __future__ import annotations
+
 import itertools
 
 import numpy as np

@@ -1,5 +1,7 @@
 """X of a series: which column is time, which others are covariates and of what kind."""
 
+from __future__ import annotations
+
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Mapping, Sequence

@@ -1,5 +1,7 @@
 """Sparse-within-sparse GP regression: the estimator of :mod:`skgp.models.swsgp`."""
 
+from __future__ import annotations
+
 from dataclasses import replace
 
 import numpy as np

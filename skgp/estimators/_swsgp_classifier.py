@@ -1,5 +1,7 @@
 """Sparse-within-sparse GP classification: the estimator of :mod:`skgp.models.swsgp` for labels."""
 
+from __future__ import annotations
+
 import math
 from dataclasses import replace
 from functools import partial

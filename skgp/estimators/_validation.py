@@ -1,5 +1,7 @@
 """What estimators check of X, y, labels and exposures beside what scikit-learn does."""
 
+from __future__ import annotations
+
 from collections.abc import Iterator
 from contextlib import contextmanager
 from numbers import Integral

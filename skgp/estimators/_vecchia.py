@@ -1,5 +1,7 @@
 """Vecchia approximations of GP regression: the estimator of :mod:`skgp.models.vecchia`."""
 
+from __future__ import annotations
+
 from dataclasses import replace
 from numbers import Integral, Real
 from typing import Any

@@ -1,5 +1,7 @@
 """Vecchia approximations of GP classification: the estimator of `skgp.models.vecchia`."""
 
+from __future__ import annotations
+
 from dataclasses import replace
 from numbers import Integral
 
