@@ -9,12 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from skgp.estimators._bayesian import BayesianGPRegressor
-    from skgp.estimators._dlm import DLMGPRegressor
-    from skgp.estimators._dlm_classifier import DLMGPClassifier
+    from skgp.estimators._dlm import DLMGPClassifier, DLMGPRegressor
     from skgp.estimators._gpc import GaussianProcessClassifier
     from skgp.estimators._gpr import GaussianProcessRegressor
-    from skgp.estimators._qsgp import QSGPRegressor
-    from skgp.estimators._qsgp_classifier import QSGPClassifier
+    from skgp.estimators._qsgp import QSGPClassifier, QSGPRegressor
     from skgp.estimators._state_space import StateSpaceGPRegressor
     from skgp.estimators._state_space_classifier import StateSpaceGPClassifier
     from skgp.estimators._swsgp import SWSGPRegressor
@@ -42,11 +40,11 @@ __all__ = [
 
 _MODULES = {
     "BayesianGPRegressor": "skgp.estimators._bayesian",
-    "DLMGPClassifier": "skgp.estimators._dlm_classifier",
+    "DLMGPClassifier": "skgp.estimators._dlm",
     "DLMGPRegressor": "skgp.estimators._dlm",
     "GaussianProcessClassifier": "skgp.estimators._gpc",
     "GaussianProcessRegressor": "skgp.estimators._gpr",
-    "QSGPClassifier": "skgp.estimators._qsgp_classifier",
+    "QSGPClassifier": "skgp.estimators._qsgp",
     "QSGPRegressor": "skgp.estimators._qsgp",
     "SWSGPClassifier": "skgp.estimators._swsgp_classifier",
     "SWSGPRegressor": "skgp.estimators._swsgp",

@@ -18,8 +18,7 @@ import numpy as np
 import torch
 
 from skgp.data import Data
-from skgp.linalg.runtime import WithinBudget
-from skgp.linalg.threads import one_thread
+from skgp.linalg.runtime import WithinBudget, one_thread
 
 Progress = Callable[[int, dict], bool | None]
 

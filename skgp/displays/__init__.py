@@ -1,7 +1,6 @@
 """Pictures of fitted estimators, after scikit-learn's Display convention."""
 
-from skgp.displays.additive import AdditiveEffectsDisplay
-from skgp.displays.history import LossHistoryDisplay
+from skgp.displays.fits import AdditiveEffectsDisplay, LossHistoryDisplay
 from skgp.displays.posterior import PosteriorDisplay, TraceDisplay
 from skgp.displays.prediction import (
     CoverageDisplay,

@@ -11,9 +11,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 
-# ---- axes
-
-
 def require_matplotlib(caller: str) -> None:
     """Raise an ImportError that says how to install matplotlib, if it is missing."""
     try:
@@ -78,9 +75,6 @@ def in_first_column(axis: Axes) -> bool:
     """Whether nothing is to the left of it on its figure."""
     place = axis.get_subplotspec()
     return place is None or place.is_first_col()
-
-
-# ---- tables
 
 
 def columns_of(X: Any) -> list[np.ndarray]:

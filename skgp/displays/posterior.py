@@ -97,11 +97,7 @@ class TraceDisplay:
         return display.plot(ax=ax, **kwargs)
 
     def plot(
-        self,
-        ax: "Axes | Sequence[Axes] | None" = None,
-        *,
-        n_cols: int = 2,
-        **kwargs: Any,
+        self, ax: "Axes | Sequence[Axes] | None" = None, *, n_cols: int = 2, **kwargs: Any
     ) -> "TraceDisplay":
         """Draw on given axes or on a new figure.
 

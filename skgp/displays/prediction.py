@@ -269,9 +269,7 @@ class CoverageDisplay:
         label = None if drawn else "calibrated"
         (self.diagonal_,) = self.ax_.plot([0, 1], [0, 1], "k:", label=label)
         (self.line_,) = self.ax_.plot(
-            self.nominal,
-            self.observed,
-            **{"marker": ".", "label": self.estimator_name, **kwargs},
+            self.nominal, self.observed, **{"marker": ".", "label": self.estimator_name, **kwargs}
         )
         self.ax_.set(
             xlabel="nominal coverage", ylabel="observed coverage", xlim=(0, 1), ylim=(0, 1)
@@ -297,11 +295,7 @@ def _of_one_target(values: np.ndarray, n_axes: int, caller: type) -> np.ndarray:
 
 
 def expected_calibration_error(
-    y_true: ArrayLike,
-    prob: ArrayLike,
-    n_bins: int = 15,
-    *,
-    labels: ArrayLike | None = None,
+    y_true: ArrayLike, prob: ArrayLike, n_bins: int = 15, *, labels: ArrayLike | None = None
 ) -> float:
     r"""Mean distance between what a classifier says and how often it is right.
 

@@ -104,10 +104,7 @@ def resolve_device(
 
 
 def to_tensor(
-    array: np.ndarray,
-    *,
-    dtype: torch.dtype = torch.float64,
-    device: torch.device | str = "cpu",
+    array: np.ndarray, *, dtype: torch.dtype = torch.float64, device: torch.device | str = "cpu"
 ) -> torch.Tensor:
     """Return ``array`` as a tensor, without a copy where dtype and device allow.
 

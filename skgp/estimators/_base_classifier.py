@@ -253,8 +253,6 @@ class BaseGPClassifier(ClassifierMixin, ClassificationData):
         found = map(in_memory, (y, self.predict(X)))
         return accuracy_score(*found, sample_weight=in_memory(sample_weight))
 
-    # ---- what estimators build on --------------------------------------------------------
-
     def _log_class_probability(self, mean: np.ndarray, var: np.ndarray | None) -> np.ndarray:
         """Return log P(Y = +1), (n, c), for f ~ N(mean, var), or f = mean where var is None."""
         moments = [to_tensor(array) for array in (mean, var) if array is not None]

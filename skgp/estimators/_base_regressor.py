@@ -133,8 +133,6 @@ class BaseGPRegressor(RegressionPredictions):
         self._fit(X, y, sample_weight, exposure)
         return self
 
-    # ---- what estimators build on --------------------------------------------------------
-
     def _fit(
         self,
         X: ArrayLike,

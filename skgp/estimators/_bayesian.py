@@ -207,8 +207,6 @@ class BayesianGPRegressor(BayesianFitting):
     ):
         keep_parameters(self, locals())
 
-    # ---- the posterior ---------------------------------------------------------------------
-
     def summary(self) -> PosteriorSummary:
         """Mean, standard deviation, quantiles and diagnostics of each hyper-parameter.
 
@@ -268,8 +266,6 @@ class BayesianGPRegressor(BayesianFitting):
             log_prior = self.priors_.log_density(self.map_)
             other.log_marginal_likelihood_value_ = at_map - float(log_prior)
         return other
-
-    # ---- prediction, in the standardised scale -----------------------------------------------
 
     _n_threads = None  # of ``n_jobs``, which are of joblib
 

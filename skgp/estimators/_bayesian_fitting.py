@@ -22,9 +22,14 @@ from skgp.estimators._parameters import warn_at_bounds
 from skgp.estimators._warping import WarpedInputs
 from skgp.learning.evidence import ExactEvidence
 from skgp.learning.posterior.log_posterior import LogPosterior
-from skgp.learning.posterior.plan import Plan, cost_of_products, resolve_plan
 from skgp.learning.posterior.priors import Priors, element_names, resolve_priors
-from skgp.learning.posterior.samples import PosteriorSamples, single_sample
+from skgp.learning.posterior.samples import (
+    Plan,
+    PosteriorSamples,
+    cost_of_products,
+    resolve_plan,
+    single_sample,
+)
 from skgp.learning.vecchia import VecchiaEvidence
 from skgp.linalg import warn_caller
 from skgp.models.bayesian import (
@@ -40,8 +45,6 @@ from skgp.samplers import ess_bulk, ess_tail, r_hat, stratified_resample
 class BayesianFitting(WarpedInputs, BaseGPRegressor):
     """Samples of the hyper-parameters, by the functions of :mod:`skgp.models.bayesian`."""
 
-    # ---- training ------------------------------------------------------------------------
-
     def _learn(
         self, data: Data, session: FitSession, backend: Backend, *, stream: bool = False
     ) -> None:
@@ -50,11 +53,7 @@ class BayesianFitting(WarpedInputs, BaseGPRegressor):
         data = data.merged().to(backend.device)
         learns = self.optimizer is not None
         plan = resolve_plan(
-            self.solver,
-            self.sampler,
-            len(data.y),
-            learns=learns,
-            samples=self.optimizer == "auto",
+            self.solver, self.sampler, len(data.y), learns=learns, samples=self.optimizer == "auto"
         )
         self.history_ = {}
         self.priors_ = Priors()
@@ -110,7 +109,7 @@ class BayesianFitting(WarpedInputs, BaseGPRegressor):
             if self.optimizer is not None:
                 warn_caller(
                     f"kernel={kernel} has no free hyper-parameter: there is nothing to average "
-                    "over, and one plain model is fitted. Set optimizer=None to say so.",
+                    "over, and one plain model is fitted. Set optimizer=None to say so."
                 )
             fixed = {"sampler": "fixed", "converged": True, "problems": [], "ess": 1.0}
             alone = single_sample(np.asarray(kernel.theta, dtype=float), np.nan, fixed)

@@ -266,8 +266,6 @@ def numbers_of_some(blocks: Blocks, backend: Any) -> np.ndarray:
     return some_numbers(len(blocks), size, backend.generator())
 
 
-# ---- predictions
-
 #: Arguments of predictions that have a value a row, where they are arrays.
 _BY_ROW = ("y", "exposure")
 #: Predictions that are joint over the rows.

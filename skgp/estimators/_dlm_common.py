@@ -74,6 +74,11 @@ class SparseGPMixin(WarpedInputs):
 
     Attributes
     ----------
+    inducing_points_ : ndarray of shape (M, d)
+    n_inducing_ : int
+    beta_ : float
+    beta_path_ : dict of float to float
+        Of ``beta="auto"``: the loss of the held-out data for each beta tried.
     elbo_ : float
         ELBO of the posterior found, likewise. ``partial_fit`` leaves both those of the first call.
     validation_loss_ : float or None
@@ -283,8 +288,6 @@ class SparseGPMixin(WarpedInputs):
             tol=self.tol,
         )
         self._posterior = state.posterior()
-
-    # ---- prediction, in the standardised scale ---------------------------------------------
 
     def _bytes_per_row(self) -> int:
         M, c = self._posterior.n_inducing, self._posterior.n_latent

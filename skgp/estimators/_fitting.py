@@ -43,8 +43,7 @@ from sklearn.gaussian_process.kernels import Kernel
 from skgp.estimators._parameters import is_one_of_many_fits, validated_context, warn_of_idle_options
 from skgp.estimators.defaults import FEW_PREDICTED, LEAST_GPU_ROWS, MANY_ROWS, SECONDS_A_LINE
 from skgp.linalg import warn_caller
-from skgp.linalg.runtime import memory_limit
-from skgp.linalg.threads import one_thread
+from skgp.linalg.runtime import memory_limit, one_thread
 
 #: What defines the model; an estimator has some of them.
 _MODEL = (
@@ -73,7 +72,7 @@ def fit_context(*, prefer_skip_nested_validation: bool) -> Callable[[Callable], 
     assignment at the very end. Until then the estimator is as it was: where the method raises, or
     is aborted at any point by Ctrl-C, it answers for the fit before, or is not fitted. What a
     ``partial_fit`` or a warm start changes in place (``_updated_in_place``) is copied first. It
-    takes the threads of `skgp.linalg.threads` and the memory of `skgp.linalg.runtime`.
+    takes the threads of `skgp.linalg.runtime` and the memory of `skgp.linalg.runtime`.
     """
     validated = validated_context(prefer_skip_nested_validation=prefer_skip_nested_validation)
 

@@ -228,7 +228,7 @@ def classifier_of(estimator: Any) -> Any:
     """The estimator of ``method_``."""
     shared = dict(kernel=estimator.kernel, likelihood=estimator.likelihood, **_common(estimator))
     if estimator.method_ == "qsgp":
-        from skgp.estimators._qsgp_classifier import QSGPClassifier
+        from skgp.estimators._qsgp import QSGPClassifier
 
         return QSGPClassifier(**shared)
     if estimator.method_ == "state_space":

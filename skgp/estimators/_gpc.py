@@ -296,10 +296,7 @@ class GaussianProcessClassifier(ClassifierMixin, FrontDoor):
         return self.base_estimator_.latent_mean_and_variance(validated(self, X))
 
     def log_marginal_likelihood(
-        self,
-        theta: ArrayLike | None = None,
-        eval_gradient: bool = False,
-        clone_kernel: bool = True,
+        self, theta: ArrayLike | None = None, eval_gradient: bool = False, clone_kernel: bool = True
     ):
         """Return Laplace's approximation of the log marginal likelihood, in nats.
 

@@ -17,7 +17,7 @@ from sklearn.utils.validation import check_is_fitted
 from skgp.estimators._base import resolve_device
 from skgp.estimators._front_door import check_exact_memory, learn_theta, theta_starts
 from skgp.estimators._parameters import keep_parameters
-from skgp.inference.dense import condition, variance
+from skgp.inference.exact import condition, variance
 from skgp.kernels.training import cross_gram, training_gram
 from skgp.learning.laplace_evidence import LaplaceEvidence
 from skgp.likelihoods import Bernoulli

@@ -32,7 +32,7 @@ from skgp.estimators._parameters import (
     warn_of_idle_options,
 )
 from skgp.estimators._predictive import is_constant
-from skgp.inference.dense import condition
+from skgp.inference.exact import condition
 from skgp.kernels.training import training_gram
 from skgp.learning.evidence import TargetsEvidence
 from skgp.linalg import NotPositiveDefiniteError
@@ -159,8 +159,6 @@ class GaussianProcessRegressor(RegressorPredictions, MultiOutputMixin, Regressor
         verbose=0,
     ):
         keep_parameters(self, locals())
-
-    # ---- training ------------------------------------------------------------------------
 
     @fit_context(prefer_skip_nested_validation=True)
     def fit(self, X: Any, y: Any):

@@ -16,17 +16,15 @@ from sklearn.utils.validation import check_is_fitted
 from skgp.estimators._base import resolve_device
 from skgp.estimators._fitting import within_limits
 from skgp.estimators._front_door import evidence_or_infinity, validated
-from skgp.estimators._functions import check_gradients_asked
-from skgp.estimators._gpr_functions import RegressorFunctions, white_variance
+from skgp.estimators._functions import RegressorFunctions, check_gradients_asked, white_variance
 from skgp.estimators._predictive import of_targets
 from skgp.estimators._validation import check_joint_memory, check_n_samples, checked_levels, ends_of
 from skgp.estimators.defaults import LIMITED_PAIRS, TILE_LEAST, TILE_MATRICES, TILE_PAIRS
-from skgp.inference.dense import covariance, posterior_mean, variance
+from skgp.inference.exact import covariance, posterior_mean, variance
 from skgp.kernels.training import cross_gram, training_gram
 from skgp.learning.evidence import TargetsEvidence
 from skgp.linalg import NumericalWarning, warn_caller
-from skgp.linalg.runtime import tile_rows
-from skgp.linalg.threads import one_thread
+from skgp.linalg.runtime import one_thread, tile_rows
 
 
 class RegressorPredictions(RegressorFunctions):
@@ -252,13 +250,8 @@ class RegressorPredictions(RegressorFunctions):
         mean, std = self._observed(X)
         return np.asarray(norm.logpdf(np.asarray(y, dtype=float).reshape(mean.shape), mean, std))
 
-    # ---- evidence ------------------------------------------------------------------------
-
     def log_marginal_likelihood(
-        self,
-        theta: ArrayLike | None = None,
-        eval_gradient: bool = False,
-        clone_kernel: bool = True,
+        self, theta: ArrayLike | None = None, eval_gradient: bool = False, clone_kernel: bool = True
     ):
         """Return the log marginal likelihood of the (scaled) training targets, in nats.
 

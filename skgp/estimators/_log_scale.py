@@ -71,8 +71,6 @@ class LogScale(RegressionPredictions):
         tags.target_tags.positive_only = self.likelihood == "lognormal"
         return tags
 
-    # ---- the choice ------------------------------------------------------------------------
-
     def _begin_fit(self, *, informed: bool = True) -> None:
         super()._begin_fit(informed=informed)
         self._of_log = self.likelihood == "lognormal"
@@ -93,8 +91,6 @@ class LogScale(RegressionPredictions):
         capped = capped_weights(weight)
         some = Data(some.X, some.y, None if capped is None else to_tensor(capped))
         return logs_predict_better(default_kernels(X, capped)[0], some)
-
-    # ---- of log y --------------------------------------------------------------------------
 
     def _target(self, y: np.ndarray, sample_weight: np.ndarray | None) -> np.ndarray:
         return super()._target(self._log(y), sample_weight)

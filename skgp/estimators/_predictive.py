@@ -73,9 +73,7 @@ class LikelihoodPredictive:
             return by_elements(getattr(self._likelihood, method), *arrays)
         likelihood = cast(NumericLikelihood, self._likelihood)
         return by_elements(
-            lambda offset, *arrays: getattr(likelihood.at(offset), method)(*arrays),
-            offset,
-            *arrays,
+            lambda offset, *arrays: getattr(likelihood.at(offset), method)(*arrays), offset, *arrays
         )
 
     def _predictive_moments(
@@ -260,9 +258,6 @@ def _by_blocks(block: Callable[[slice], np.ndarray], n: int) -> np.ndarray:
     for rows in gen_batches(n, max(1, defaults.COVARIANCE_ELEMENTS // n)):
         out[rows] = block(rows)
     return out
-
-
-# ---- targets and draws
 
 
 def is_constant(scale: Any, y: np.ndarray) -> Any:

@@ -55,8 +55,6 @@ class QSGPClassifierFitting(ProjectedClassifierMixin, QSGPMixin, StreamingGPClas
     validation_: dict[str, dict[float, float]]
     _online: OnlineLaplace
 
-    # ---- training ------------------------------------------------------------------------
-
     @property
     def _has_stream(self) -> bool:
         return hasattr(self, "_online")

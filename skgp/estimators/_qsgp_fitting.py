@@ -73,6 +73,17 @@ class QSGPMixin(WarpedInputs):
         return to the prior's far from the data.
     feature_map : {"orthogonal", "iid", "hadamard"}, default="orthogonal"
         How Fourier frequencies are drawn.
+    n_dense_columns : int, default=100
+        For ``covariance="chevron"``.
+
+    Attributes
+    ----------
+    n_basis_ : int
+    reason_ : str
+        Why these were chosen.
+    relevance_ : ndarray of int
+        With ``basis="relevance"``: the observations that are relevance vectors, increasing.
+    n_relevance_vectors_ : int
     """
 
     basis: str
@@ -166,8 +177,6 @@ class QSGPFitting(QSGPMixin, VaryingNoise, StreamingGPRegressor):
     validation_fraction: float
     calibration_: float
     _statistics: StreamingGram
-
-    # ---- training ------------------------------------------------------------------------
 
     def _streams(self) -> bool:
         """Whether there is a ``partial_fit``; the reason becomes that of an AttributeError."""
@@ -302,12 +311,7 @@ class QSGPFitting(QSGPMixin, VaryingNoise, StreamingGPRegressor):
         return self.likelihood == "laplace"
 
     def _learn_kernel(
-        self,
-        session: FitSession,
-        given: Data,
-        data: Data,
-        rows: Data,
-        generator: torch.Generator,
+        self, session: FitSession, given: Data, data: Data, rows: Data, generator: torch.Generator
     ) -> tuple[Kernel, float | None, Kernel | None]:
         """Return the kernel, noise included, with learned hyper-parameters; a scale; and a rival.
 
@@ -382,8 +386,6 @@ class QSGPFitting(QSGPMixin, VaryingNoise, StreamingGPRegressor):
             attributes["_likelihood"] = Laplace(fit.likelihood_scale)
             attributes["likelihood_scale_"] = fit.likelihood_scale * self.y_scale_
         return attributes
-
-    # ---- prediction, in the standardised scale ---------------------------------------------
 
     def _latent_mean(self, X):
         return self._by_target(self._evaluate("mean", X)[0])

@@ -28,7 +28,7 @@ from skgp.estimators import defaults
 from skgp.estimators._base import Backend, BaseGP, arrays, to_tensor
 from skgp.estimators._parameters import Auto, Interval, StrOptions
 from skgp.estimators.defaults import MANY_COLUMNS
-from skgp.inference.pivots import greedy_variance
+from skgp.inference.pathwise import greedy_variance
 from skgp.kernels.distances import origin
 from skgp.kernels.scales import length_scales
 from skgp.learning.defaults import LABEL_SHARE
@@ -72,7 +72,7 @@ def warn_of_few_rows(n_inducing: int, n_distinct: int) -> None:
     if n_inducing > n_distinct:
         warn_caller(
             f"n_inducing={n_inducing} is more than the {n_distinct} distinct rows of X; it is "
-            f"lowered to {n_distinct}. Give n_inducing={n_distinct} or less to avoid this warning.",
+            f"lowered to {n_distinct}. Give n_inducing={n_distinct} or less to avoid this warning."
         )
 
 
@@ -299,7 +299,7 @@ class ProjectionMixin(BaseGP):
     """What the kernel sees of rows: their columns, or principal components learned by `fit`."""
 
     _projection_constraints: dict[str, list[Any]] = {
-        "projection": [Interval(Integral, 1, None, closed="left"), StrOptions({"auto"}), None],
+        "projection": [Interval(Integral, 1, None, closed="left"), StrOptions({"auto"}), None]
     }
 
     projection: int | Auto | None

@@ -165,11 +165,7 @@ class RegressionPredictions(RegressorMixin, RegressionData):
     @over_rows
     @within_limits
     def sample_y(
-        self,
-        X: ArrayLike,
-        n_samples: int = 1,
-        random_state=0,
-        exposure: ArrayLike | None = None,
+        self, X: ArrayLike, n_samples: int = 1, random_state=0, exposure: ArrayLike | None = None
     ) -> np.ndarray:
         """Draw new observations y, jointly over the rows of X.
 
@@ -253,8 +249,6 @@ class RegressionPredictions(RegressorMixin, RegressionData):
         """
         mean = self.predict(X, exposure=exposure)
         return r2_score(*map(in_memory, (y, mean)), sample_weight=in_memory(sample_weight))
-
-    # ---- of the standardised target, which estimators may know better ------------------------
 
     def _latent_moments(self, X: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         mean, var = super()._latent_moments(X)

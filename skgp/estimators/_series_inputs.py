@@ -222,8 +222,6 @@ class SeriesInputs(BaseGP):
                     "there are. Call fit with all rows."
                 )
 
-    # ---- terms ---------------------------------------------------------------------------------
-
     @property
     def _place(self) -> int | None:
         """Column of the times of a series; None for an additive model."""

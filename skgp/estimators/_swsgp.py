@@ -222,8 +222,6 @@ class SWSGPRegressor(SWSGPMixin, VaryingNoise, LikelihoodGPRegressor, StreamingG
     ):
         keep_parameters(self, locals())
 
-    # ---- training ------------------------------------------------------------------------
-
     @property
     def _one_target(self) -> str | None:
         return None if self.method == "kriging" else f" with method={self.method!r}"
@@ -298,12 +296,7 @@ class SWSGPRegressor(SWSGPMixin, VaryingNoise, LikelihoodGPRegressor, StreamingG
         return [split_noise(kernel)[0] + noise for kernel in kernels]
 
     def _learn_kernel(
-        self,
-        session: FitSession,
-        given: Data,
-        data: Data,
-        offset: np.ndarray,
-        backend: Backend,
+        self, session: FitSession, given: Data, data: Data, offset: np.ndarray, backend: Backend
     ) -> tuple[Kernel, WhiteKernel, Kernel | None]:
         """Return the kernel of f, the noise that goes with it, and a rival for held-out data.
 
@@ -331,8 +324,6 @@ class SWSGPRegressor(SWSGPMixin, VaryingNoise, LikelihoodGPRegressor, StreamingG
 
     def _few_points(self, n_latent: int) -> int:
         return SWSGP_EXACT_ROWS if self._is_gaussian else SWSGP_FULL_ROWS
-
-    # ---- prediction, in the standardised scale ---------------------------------------------
 
     def _moment_tensors(self, rows):
         projected = rows if self._projection is None else self._projection.of_tensor(rows)

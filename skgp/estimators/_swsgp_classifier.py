@@ -12,6 +12,7 @@ from sklearn.gaussian_process.kernels import Kernel
 
 from skgp.blocks import MappedBlocks
 from skgp.data import Data
+from skgp.estimators import defaults
 from skgp.estimators._base import Backend, to_tensor
 from skgp.estimators._base_classifier import StreamingGPClassifier
 from skgp.estimators._classification_data import coded_columns
@@ -25,12 +26,6 @@ from skgp.estimators._reduction import (
 )
 from skgp.estimators._swsgp_common import SWSGPMixin
 from skgp.estimators._vecchia_classifier import VecchiaGPClassifier
-from skgp.estimators.defaults import (
-    CLUSTERED_SHARE,
-    LABEL_SCALE_STD,
-    SWSGP_FULL_ROWS,
-    SWSGP_NEIGHBORS,
-)
 from skgp.learning.calibration import FEW_ROWS_COUPLING, best_calibration
 from skgp.learning.classification_hyperparameters import (
     ClassificationSettings,
@@ -231,8 +226,6 @@ class SWSGPClassifier(ProjectedClassifierMixin, SWSGPMixin, StreamingGPClassifie
     ):
         keep_parameters(self, locals())
 
-    # ---- training ------------------------------------------------------------------------
-
     def _learn(
         self,
         data: Data,
@@ -296,7 +289,7 @@ class SWSGPClassifier(ProjectedClassifierMixin, SWSGPMixin, StreamingGPClassifie
         n, c = data.y.shape
         exact = n <= self._max_inducing() and self._neighbors_of(n, each_row=True, n_latent=c) == n
         # Where f is local, its amplitude is chosen by held-out labels once more.
-        local = {"scale_std": LABEL_SCALE_STD if self.kernel is None else math.inf}
+        local = {"scale_std": defaults.LABEL_SCALE_STD if self.kernel is None else math.inf}
         options = self._search_options(data) if exact else local
         with session.stage("hyperparameters") as callback:
             found = fit_classification_hyperparameters(
@@ -312,7 +305,9 @@ class SWSGPClassifier(ProjectedClassifierMixin, SWSGPMixin, StreamingGPClassifie
                 found,
                 kernels,
                 data,
-                n_neighbors=SWSGP_NEIGHBORS if self.n_neighbors == "auto" else self.n_neighbors,
+                n_neighbors=defaults.SWSGP_NEIGHBORS
+                if self.n_neighbors == "auto"
+                else self.n_neighbors,
                 n_points=self.n_inducing,
                 generator=backend.generator(),
                 callback=callback,
@@ -327,11 +322,11 @@ class SWSGPClassifier(ProjectedClassifierMixin, SWSGPMixin, StreamingGPClassifie
         n_points = self._max_inducing()
         init = self.init
         if init == "auto":
-            init = "k-means" if n_points <= CLUSTERED_SHARE * len(data) else "random"
+            init = "k-means" if n_points <= defaults.CLUSTERED_SHARE * len(data) else "random"
         if init != "k-means":
             return inducing_points(data, n_points, kernel, init=init, random_state=random_state)
         labels = class_codes((data.y.cpu() > 0).long()).numpy()
         return class_centres(data, labels, n_points, kernel, random_state=random_state)
 
     def _few_points(self, n_latent: int) -> int:
-        return int(SWSGP_FULL_ROWS / n_latent**0.5)
+        return int(defaults.SWSGP_FULL_ROWS / n_latent**0.5)

@@ -12,6 +12,7 @@ from sklearn.gaussian_process.kernels import Kernel
 
 from skgp.blocks import MappedBlocks
 from skgp.data import Data
+from skgp.estimators import defaults
 from skgp.estimators._base import Backend
 from skgp.estimators._fitting import FitSession
 from skgp.estimators._parameters import Auto, Interval, Option, StrOptions, options
@@ -24,13 +25,6 @@ from skgp.estimators._reduction import (
 )
 from skgp.estimators._vecchia import VecchiaMixin
 from skgp.estimators._warping import WarpedInputs
-from skgp.estimators.defaults import (
-    POLISHED_SHARE,
-    SWSGP_BLOCKS_INDUCING,
-    SWSGP_MAX_INDUCING,
-    SWSGP_NEIGHBORS,
-    VECCHIA_NEIGHBORS,
-)
 from skgp.inference.neighbors.posterior import SWSGPPosterior, SWSGPState
 from skgp.inference.neighbors.search import distinct, positions
 from skgp.inference.neighbors.streaming import Summary, localized, update, update_full
@@ -131,8 +125,6 @@ class SWSGPMixin(ProjectionMixin, WarpedInputs):
         ),
     )
 
-    # ---- training ------------------------------------------------------------------------
-
     def _takes_blocks(self, n_columns: int) -> bool:
         return self.method == "variational" and self.likelihood != "lognormal"
 
@@ -144,7 +136,7 @@ class SWSGPMixin(ProjectionMixin, WarpedInputs):
 
     def _settings(self, n_points: int, n_rows: int) -> Settings:
         """How to fit, as the parameters say; ``n_neighbors_`` of as many points is set."""
-        sparse = self.inducing == "auto" and n_points <= POLISHED_SHARE * n_rows
+        sparse = self.inducing == "auto" and n_points <= defaults.POLISHED_SHARE * n_rows
         learns = (self.inducing == "learned" or sparse) and self._learns
         covariance = self.covariance
         if covariance == "auto":  # full where that has closed forms
@@ -194,14 +186,14 @@ class SWSGPMixin(ProjectionMixin, WarpedInputs):
 
     def _max_inducing(self) -> int:
         """Inducing points if there are as many distinct rows."""
-        most = SWSGP_BLOCKS_INDUCING if self._reads_blocks else SWSGP_MAX_INDUCING
+        most = defaults.SWSGP_BLOCKS_INDUCING if self._reads_blocks else defaults.SWSGP_MAX_INDUCING
         return most if self.n_inducing is None else self.n_inducing
 
     def _neighbors_of(self, n_points: int, *, each_row: bool, n_latent: int) -> int:
         """H, of so many points, whether or not one a row."""
         if self.n_neighbors == "auto":
             few = each_row and n_points <= self._few_points(n_latent)
-            return n_points if few and self._is_fixed else min(SWSGP_NEIGHBORS, n_points)
+            return n_points if few and self._is_fixed else min(defaults.SWSGP_NEIGHBORS, n_points)
         return min(self.n_neighbors, n_points)
 
     def _set_neighbors(self, n_points: int, *, each_row: bool, n_latent: int) -> None:
@@ -247,7 +239,7 @@ class SWSGPMixin(ProjectionMixin, WarpedInputs):
             settings = replace(settings, kl_weight=self._kl_factor * (len(Z) / self.n_neighbors_))
         polish = self.polish
         if polish == "auto":  # where hyper-parameters of all rows cannot suit
-            polish = len(Z) <= POLISHED_SHARE * len(data)
+            polish = len(Z) <= defaults.POLISHED_SHARE * len(data)
         settings = replace(settings, polish=polish and self._learns, rival=rival)
         given: Data | MappedBlocks = data
         if blocks is not None:
@@ -312,7 +304,7 @@ class SWSGPMixin(ProjectionMixin, WarpedInputs):
 
     @property
     def _vecchia_neighbors(self) -> int:
-        return VECCHIA_NEIGHBORS if self.n_neighbors == "auto" else self.n_neighbors
+        return defaults.VECCHIA_NEIGHBORS if self.n_neighbors == "auto" else self.n_neighbors
 
     def _update_variational(self, data: Data, likelihood: Likelihood, backend: Backend) -> None:
         """Change the posterior by rows beyond those of the last call.
@@ -367,8 +359,6 @@ class SWSGPMixin(ProjectionMixin, WarpedInputs):
     def _keeps_kernel(self, data: Data) -> bool:
         """Whether this fit goes on from the last, whose projection had as many components."""
         return self._goes_on and self.inducing_points_.shape[1] == data.X.shape[1]
-
-    # ---- prediction, in the standardised scale ---------------------------------------------
 
     def _bytes_per_row(self) -> int:
         if not isinstance(self._posterior, SWSGPPosterior):

@@ -199,9 +199,6 @@ def check_resolution(times: np.ndarray) -> None:
         )
 
 
-# ---- predictions ---------------------------------------------------------------------------------
-
-
 class IndexedOutput:
     """`set_output` of an estimator whose predictions are decorated by `framed`."""
 

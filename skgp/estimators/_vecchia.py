@@ -13,12 +13,7 @@ from skgp.data import Data
 from skgp.estimators._base import Backend, to_tensor
 from skgp.estimators._base_regressor import LikelihoodGPRegressor
 from skgp.estimators._fitting import FitSession
-from skgp.estimators._parameters import (
-    Interval,
-    StrOptions,
-    keep_parameters,
-    options,
-)
+from skgp.estimators._parameters import Interval, StrOptions, keep_parameters, options
 from skgp.estimators._reduction import warn_of_few_rows
 from skgp.estimators._varying_noise import VaryingNoise
 from skgp.estimators._warping import WarpedInputs
@@ -305,8 +300,6 @@ class VecchiaGPRegressor(VecchiaMixin, VaryingNoise, LikelihoodGPRegressor):
     ):
         keep_parameters(self, locals())
 
-    # ---- training ------------------------------------------------------------------------
-
     def _check_parameters(self, *, stream: bool = False) -> None:
         super()._check_parameters(stream=stream)
         own = self._own_likelihood
@@ -369,8 +362,6 @@ class VecchiaGPRegressor(VecchiaMixin, VaryingNoise, LikelihoodGPRegressor):
         if not gaussian:
             self.history_["solve"] = fit.solve
         self._warn_at_bounds()
-
-    # ---- prediction, in the standardised scale ---------------------------------------------
 
     def _moments(self, X: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         mean, var = super()._moments(X)

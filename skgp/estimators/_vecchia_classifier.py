@@ -167,8 +167,6 @@ class VecchiaGPClassifier(ProjectedClassifierMixin, VecchiaMixin, BaseGPClassifi
     ):
         keep_parameters(self, locals())
 
-    # ---- training ------------------------------------------------------------------------
-
     def _learn(
         self, data: Data, session: FitSession, backend: Backend, *, stream: bool = False
     ) -> None:

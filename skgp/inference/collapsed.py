@@ -53,7 +53,7 @@ from torch.utils.checkpoint import checkpoint
 
 from skgp.data import Data
 from skgp.inference import defaults
-from skgp.inference.pivots import nearly_exact, pivot_posterior
+from skgp.inference.pathwise import nearly_exact, pivot_posterior
 from skgp.inference.sparse import (
     SparsePosterior,
     SparseState,
@@ -134,9 +134,6 @@ class _WhitenedGram(torch.autograd.Function):
         return Phi.mT @ P.mT, -(P @ G).tril()
 
 
-# -------------------------------------------------------------------------------- ELBO and FITC
-
-
 def elbo_loss(sums: Statistics, noise: Tensor, *, beta: float = 1.0) -> Tensor:
     """Least negative ELBO over q, a scalar in nats (module docstring); O(M^3)."""
     M, t = len(sums.gram), beta * noise
@@ -199,9 +196,6 @@ def _raised(A: Tensor, shift: Tensor | float) -> Tensor:
 def _explained(L: Tensor, b: Tensor) -> Tensor:
     r""":math:`b^T (L L^T)^{-1} b`."""
     return tri_solve(L, b, upper=False).square().sum()
-
-
-# ----------------------------------------------------------------------------------- square loss
 
 
 def ridge(sums: Statistics, beta: float) -> Tensor:
@@ -300,9 +294,6 @@ def calibrated_state(state: SparseState, data: Data, *, beta: float) -> SparseSt
     return replace(
         state, kernel=kernel, likelihood=noise.log().reshape(1), mean=state.mean / factor**0.5
     )
-
-
-# --------------------------------------------------------------- an inducing point at every input
 
 
 @torch.no_grad()

@@ -332,7 +332,7 @@ MIXTURE_JITTER = {torch.float32: 1e-5, torch.float64: 1e-8}  # of K_mm, of its m
 MAX_STEPS = 100  # of Newton's method for quantiles, which takes five to ten
 ELEMENTS = 2**20  # component values of quantiles held at once
 
-# ---- exact processes given their matrices (dense.py)
+# ---- exact processes given their matrices (exact.py)
 #: Entries of a covariance up to which NumPy takes less time than torch (150 rows).
 DENSE_ENTRIES = 2**14 + 2**13
 #: Entries of K_* beyond which torch multiplies and solves: as quick as SciPy in one thread (50 by

@@ -5,7 +5,7 @@ kept, of weights :math:`w_s`:
 
 .. math:: p(f_* \mid y) \approx \sum_s w_s N(f_*; m_s, v_s).
 
-A kind of process (:mod:`skgp.inference.mixture`, :mod:`skgp.inference.vecchia.mixture`) says what
+A kind of process (:mod:`skgp.inference.mixture`, :mod:`skgp.inference.vecchia.posterior`) says what
 the moments of one are.
 """
 

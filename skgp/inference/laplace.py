@@ -19,7 +19,7 @@ from torch import Tensor
 
 from skgp.inference.defaults import ONLINE_STEPS, ONLINE_TOL
 from skgp.inference.newton import check_unweighted, fit_newton, newton_problem, prior_variances
-from skgp.inference.newton_loop import Modes
+from skgp.inference.newton_steps import Modes
 from skgp.inference.weights.bases import Basis
 from skgp.inference.weights.design import StreamedDesign
 from skgp.inference.weights.gram import optimal_gaussian, optimal_std
@@ -105,10 +105,7 @@ def hessian_covariance(
 
 
 def log_evidence(
-    fit: Modes,
-    covariances: Sequence[WeightGaussian],
-    *,
-    prior_variance: float | Tensor = 1.0,
+    fit: Modes, covariances: Sequence[WeightGaussian], *, prior_variance: float | Tensor = 1.0
 ) -> Tensor:
     r"""Laplace approximation of :math:`\log p(y)` of every column, in nats; shape (c,).
 

@@ -52,8 +52,6 @@ from skgp.linalg.runtime import (
     tile_rows,
 )
 
-# ---- the inverse of A = K + D: `solve` is for targets, `explained` what these take from variances
-
 
 class ExactInverse:
     """By the lower Cholesky factor (n, n) of A."""
@@ -126,9 +124,6 @@ class IterativeInverse:
 Inverse = ExactInverse | IterativeInverse
 
 
-# ---- the mixture
-
-
 class MixtureState(GPMixture):
     """A fitted mixture of exact Gaussian processes over the same rows, n distinct ones.
 
@@ -180,8 +175,6 @@ class MixtureState(GPMixture):
         """The same rows under the hyper-parameters u (kernel.n_dims,) alone."""
         settings: dict[str, Any] = {"dtype": self._dtype, "rank": self._rank}
         return MixtureState(kernel, self._data, u[None], solver=self.solver, **settings)
-
-    # ----------------------------------------------------------------------------- predictions
 
     def _component_means(self, Z: Tensor) -> Tensor:
         few = self._few_covariances(Z)
@@ -245,8 +238,6 @@ class MixtureState(GPMixture):
         for rows, K in self._tiles(node, Z):
             out[rows] += K.T @ solution
         return out
-
-    # --------------------------------------------------------------------------------- the parts
 
     def _all_factors(self) -> Tensor:
         """Cholesky factors (S, n, n) of few rows, made at once and kept."""

@@ -8,7 +8,7 @@ expected slope g and curvature h under the present q(f_n) = N(mu, v) [1]_,
           g = E[\partial \log p], \quad h = E[\partial^2 \log p],
 
 moves the sites a part rho of the way and solves for q, which a *system* does
-(:class:`~skgp.inference.full_system.FullSystem`,
+(:class:`~skgp.inference.natural.FullSystem`,
 :class:`~skgp.inference.neighbors.system.LocalSystem`). Where the ELBO falls the step is cut to a
 quarter: from a rate far too low, that to a huge count goes beyond all bounds. Where the steps stand
 still the ELBO is stationary, but for the variances of a full S under chords, below. Gaussian noise
@@ -27,6 +27,14 @@ outliers, and without cuts). Of the mean that is a fixed point of the ELBO, of a
 once the chords have brought q near, or half the steps are gone, its sites have :math:`-w h` of
 either sign, as long as the ELBO does not fall.
 
+A q of full covariance, :math:`u = m_0 + L v` with a prior :math:`v \sim N(0, I)`, of which row n
+sees :math:`f_n = b_n + \psi_n^T v` and a rest of a variance of its own, is at given sites best with
+
+.. math:: S_v = \kappa \Big[ \sum_n \lambda_n \psi_n \psi_n^T + \kappa I \Big]^{-1}, \qquad
+          m_v = \tfrac1\kappa S_v \sum_n \eta_n \psi_n .
+
+With :math:`m_0`, L those of a posterior it is that of rows that come after it, as exact.
+
 References
 ----------
 .. [1] Khan and Lin (2017), Conjugate-computation variational inference.
@@ -39,10 +47,11 @@ from typing import Any, ClassVar, Protocol, cast
 import torch
 from torch import Tensor
 
-from skgp.inference.defaults import HASTE, SHORTEST_SITE_STEP, SITE_CUT
+from skgp.inference.defaults import HASTE, NEARLY_EXACT, SHORTEST_SITE_STEP, SITE_CUT
 from skgp.likelihoods import Likelihood
 from skgp.linalg import NotPositiveDefiniteError
 from skgp.linalg.cg import CGResult
+from skgp.linalg.cholesky import log_det, reverse_cholesky, ridge_by_rows
 from skgp.linalg.runtime import Callback
 from skgp.optim.stopping import Stopped
 
@@ -309,3 +318,81 @@ def full_sites(
         precision = torch.where(bend > 0, slope / (likelihood.mode(Y) - f), -bend)
     found = precision, slope + precision * mean, -bend
     return Sites(*(v if weight is None else weight[:, None] * v for v in found))
+
+
+@dataclass(frozen=True)
+class FullSystem:
+    """What the ELBO knows of n rows, for a full S; its q is one of v."""
+
+    is_signed: ClassVar[bool] = True
+    features: Tensor  # (n, M); psi
+    variance: Tensor  # (n,); of f given u
+    kl_weight: float = 1.0  # kappa
+    weight: Tensor | None = None  # (n,)
+    factor: Tensor | None = None  # (M, M); L, for `unwhitened` and `whitened`
+
+    def __len__(self) -> int:
+        return len(self.features)
+
+    def solve(self, sites: Sites, **options) -> tuple[Posterior, CGResult]:
+        """q(v) by dense factors, ``O((n + M) M^2 c)``; options are of no use."""
+        pairs = zip(sites.precision.T, sites.shift.T, strict=True)
+        return joined_columns([self._column(*pair) for pair in pairs])
+
+    def moments(self, q: Posterior) -> tuple[Tensor, Tensor]:
+        """Mean and variance (n, c) of f, without b."""
+        spread = [(self.features @ root).square().sum(1) for root in cast(Tensor, q.root)]
+        return self.features @ q.mean, self.variance[:, None] + torch.stack(spread, dim=1)
+
+    def divergence(self, q: Posterior) -> Tensor:
+        """kappa times the sum of KL(q(v) || p(v)) over the latent functions, in nats."""
+        return whitened_divergence(q, self.kl_weight)
+
+    def unwhitened(self, q: Posterior) -> Posterior:
+        """q of u - m_0."""
+        factor = cast(Tensor, self.factor)
+        root = factor @ cast(Tensor, q.root)
+        return Posterior(factor @ q.mean, root.square().sum(-1).T, root)
+
+    def whitened(self, q: Posterior) -> Posterior:
+        """The way back, of a posterior of full covariance."""
+        factor = cast(Tensor, self.factor)
+        root = torch.linalg.solve_triangular(factor, cast(Tensor, q.root), upper=False)
+        mean = torch.linalg.solve_triangular(factor, q.mean, upper=False)
+        return Posterior(mean, root.square().sum(-1).T, root)
+
+    def _column(self, precision: Tensor, shift: Tensor) -> tuple[Tensor, Tensor]:
+        M = self.features.shape[1]
+        eye = torch.eye(M, dtype=self.features.dtype, device=self.features.device)
+        if not precision.any():  # before the first step: the prior
+            return torch.zeros_like(eye[0]), eye
+        size = precision * self.features.square().sum(1) / self.kl_weight
+        if bool((precision > 0).all()) and float(size.max()) > NEARLY_EXACT:
+            noise = self.kl_weight / precision
+            mean, root, _ = ridge_by_rows(self.features, shift / precision, noise)
+            return mean, root
+        scaled = self.features.T * precision
+        return full_column(scaled @ self.features, self.features.T @ shift, self.kl_weight)
+
+
+def whitened_divergence(q: Posterior, kl_weight: float) -> Tensor:
+    """kappa times the sum of KL(q(v) || N(0, I)) over the latent functions, in nats."""
+    root = cast(Tensor, q.root)
+    quadratic = q.mean.square().sum() + root.square().sum()
+    return 0.5 * kl_weight * (quadratic - q.mean.numel() - log_det(root).sum())
+
+
+def full_column(data: Tensor, shift: Tensor, kl_weight: float) -> tuple[Tensor, Tensor]:
+    """Mean (M,) and root of S of one latent function, of the sums (M, M) and (M,) of its sites."""
+    eye = torch.eye(len(data), dtype=data.dtype, device=data.device)
+    upper = reverse_cholesky(eye + data / kl_weight).factor
+    root = torch.linalg.solve_triangular(upper, eye, upper=True).T  # S^-1 = U U'
+    return root @ (root.T @ shift) / kl_weight, root
+
+
+def joined_columns(columns: list[tuple[Tensor, Tensor]]) -> tuple[Posterior, CGResult]:
+    """q of means (M,) and roots (M, M), one of each latent function, that are exact."""
+    mean = torch.stack([column for column, _ in columns], dim=1)
+    root = torch.stack([factor for _, factor in columns])
+    exact = CGResult(mean, 0, mean.new_zeros(mean.shape[1]), True, torch.zeros_like(mean))
+    return Posterior(mean, root.square().sum(-1).T, root), exact

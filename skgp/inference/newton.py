@@ -27,9 +27,14 @@ import torch
 from torch import Tensor
 
 from skgp.inference.defaults import EXACT_FLOPS, PRECONDITIONER_DRAWS
-from skgp.inference.newton_loop import Modes, newton_steps
+from skgp.inference.newton_steps import (
+    CGDirections,
+    Direction,
+    Modes,
+    exact_directions,
+    newton_steps,
+)
 from skgp.inference.weights.design import StreamedDesign
-from skgp.inference.weights.directions import CGDirections, Direction, exact_directions
 from skgp.likelihoods import Likelihood
 from skgp.linalg.runtime import Callback
 

@@ -23,10 +23,9 @@ from torch import Tensor
 from skgp.data import Data
 from skgp.inference.defaults import MADE_OF
 from skgp.inference.newton import check_start, newton_problem, prior_variances
-from skgp.inference.newton_loop import Modes, newton_steps
+from skgp.inference.newton_steps import Direction, Modes, newton_steps
 from skgp.inference.weights.bases import Basis
 from skgp.inference.weights.design import StreamedDesign
-from skgp.inference.weights.directions import Direction
 from skgp.likelihoods import Likelihood
 from skgp.linalg.cholesky import cho_solve, jittered_cholesky
 from skgp.linalg.runtime import Callback, tile_rows

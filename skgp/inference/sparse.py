@@ -40,14 +40,11 @@ from torch import Tensor
 
 from skgp.data import Data
 from skgp.inference import defaults
-from skgp.inference.full_system import FullSystem
-from skgp.inference.natural import Posterior, fit_sites
+from skgp.inference.natural import FullSystem, Posterior, fit_sites
 from skgp.kernels.gram import gram, gram_diag
 from skgp.likelihoods import Likelihood
 from skgp.linalg.cholesky import cho_inverse, jittered_cholesky, reverse_cholesky, tri_solve
 from skgp.linalg.runtime import TensorState
-
-# ------------------------------------------------------------------------ features and moments
 
 
 def inducing_factor(
@@ -146,9 +143,6 @@ class FixedFeatures:
         """Means and variances (n, c) of f, differentiable in mean (M, c) and root (c, M, M)."""
         explained = (self.rows @ root).square().sum(-1)  # (c, n)
         return self.offset + self.rows @ mean, self.unexplained + explained.mT
-
-
-# ------------------------------------------------------------------------------------ posteriors
 
 
 class SparsePosterior(TensorState):
@@ -315,9 +309,6 @@ class ReferenceGaussian:
         T = entries.new_zeros(len(entries), M, M)
         T[:, rows, columns] = entries
         return T.diagonal_scatter(T.diagonal(dim1=1, dim2=2).exp(), dim1=1, dim2=2)
-
-
-# ---------------------------------------------------------------- the best q(w), inducing points
 
 
 @torch.no_grad()

@@ -160,11 +160,7 @@ def stationary(kernel: Kernel) -> bool:
 
 
 def bind(
-    kernel: Kernel,
-    theta: Tensor | None,
-    *,
-    dtype: torch.dtype,
-    device: torch.device | None = None,
+    kernel: Kernel, theta: Tensor | None, *, dtype: torch.dtype, device: torch.device | None = None
 ) -> Node:
     """Pair every part of a checked expression with the values of its hyper-parameters.
 
@@ -184,11 +180,7 @@ class Binder:
         self.part, self._n_dims = _plan(kernel, 0)
 
     def __call__(
-        self,
-        theta: Tensor | None,
-        *,
-        dtype: torch.dtype,
-        device: torch.device | None = None,
+        self, theta: Tensor | None, *, dtype: torch.dtype, device: torch.device | None = None
     ) -> Node:
         """As `bind`; theta (b, kernel.n_dims) is a batch, whose covariances are (b, n, p)."""
         if theta is not None:

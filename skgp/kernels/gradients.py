@@ -13,8 +13,6 @@ Summands that are no product of constants and one leaf with a `Leaf.profile`, of
 through autograd.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 
@@ -54,11 +52,7 @@ def bilinear_gradient(
 
 
 def weighted_gradient(
-    kernel: Kernel,
-    X: Tensor,
-    Z: Tensor,
-    W: Tensor,
-    theta: Tensor | None = None,
+    kernel: Kernel, X: Tensor, Z: Tensor, W: Tensor, theta: Tensor | None = None
 ) -> Tensor:
     r"""Gradient of :math:`\sum_{ij} W_{ij} k_\theta(x_i, z_j)`.
 

@@ -5,8 +5,6 @@ Values and gradients with respect to ``theta`` agree with scikit-learn's
 ``method="direct"``). `gram_tile` is the fast way to large blocks without gradients.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 from sklearn.gaussian_process.kernels import (
@@ -20,8 +18,7 @@ from sklearn.gaussian_process.kernels import (
 from torch import Tensor
 
 from skgp.linalg.defaults import ENTRY
-from skgp.linalg.runtime import asks_for_gradients
-from skgp.linalg.threads import large_operation
+from skgp.linalg.runtime import asks_for_gradients, large_operation
 
 from .defaults import PIECE
 from .distances import METRICS, Metric, correct_far_, exp_decay_, scaled_inputs
@@ -113,12 +110,7 @@ def gram_diag(kernel: Kernel, X: Tensor, theta: Tensor | None = None) -> Tensor:
     return variance(node, X).expand(shape).contiguous()
 
 
-def gram_tile(
-    kernel: Kernel,
-    X: Tensor,
-    Z: Tensor,
-    theta: Tensor | None = None,
-) -> Tensor:
+def gram_tile(kernel: Kernel, X: Tensor, Z: Tensor, theta: Tensor | None = None) -> Tensor:
     """Fast K(X, Z) of a large tile, without gradients save where X itself asks for them.
 
     Where it does, this is `gram`. Else distances come from one matrix product of pre-scaled inputs

@@ -6,8 +6,6 @@ first, so that data far from the origin lose no digits.
 A new leaf is a class here and an entry in `LEAVES`.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 

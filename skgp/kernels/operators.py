@@ -27,8 +27,7 @@ from skgp.kernels.defaults import DISTANCE_ERROR, LEAST_SIDE, MIRRORED, PANEL, P
 from skgp.kernels.expression import bind
 from skgp.kernels.gram import evaluate_tile, gram_tile, largest_square
 from skgp.linalg.defaults import ENTRY
-from skgp.linalg.runtime import memory_budget, tile_rows
-from skgp.linalg.threads import large_operation
+from skgp.linalg.runtime import large_operation, memory_budget, tile_rows
 
 
 class KernelOperator:
@@ -46,13 +45,7 @@ class KernelOperator:
     shape : tuple (n, n)
     """
 
-    def __init__(
-        self,
-        kernel,
-        X: Tensor,
-        *,
-        dtype: torch.dtype = torch.float32,
-    ):
+    def __init__(self, kernel, X: Tensor, *, dtype: torch.dtype = torch.float32):
         n = X.shape[0]
         self.kernel, self.shape, self.dtype = kernel, (n, n), dtype
         self._X = X.double()
@@ -132,13 +125,7 @@ class RowOperator:
     rows takes ``2 k n^2`` flops.
     """
 
-    def __init__(
-        self,
-        kernel,
-        X: Tensor,
-        *,
-        dtype: torch.dtype | None = None,
-    ):
+    def __init__(self, kernel, X: Tensor, *, dtype: torch.dtype | None = None):
         n, self.dtype = len(X), X.dtype if dtype is None else dtype
         self._kernel, self._exact, self._rounded = kernel, X, X.to(self.dtype)
         self.inputs = self._rounded

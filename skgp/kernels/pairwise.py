@@ -46,9 +46,6 @@ def pulled_back(K: Tensor, W: Tensor, theta: Tensor) -> Tensor:
     return torch.autograd.grad(total, theta, materialize_grads=True)[0]
 
 
-# ---- one theta at a time
-
-
 class GramWithGradient:
     r"""K(X, X) at many theta, and :math:`\sum_{ij} W_{ij}\, \partial k_\theta(x_i, x_j)` of each.
 
@@ -245,9 +242,6 @@ def _stationary_leaf(part: Part) -> _StationaryLeaf | None:
     if len(leaves) != 1 or type(leaves[0].kernel) not in (RBF, Matern):
         return None
     return _StationaryLeaf(parts, leaves[0])
-
-
-# ---- many at once
 
 
 class PairwiseKernel:

@@ -29,8 +29,7 @@ from skgp.linalg.small_matrices import matmul
 
 from .expression import Binder, check_kernel, summands
 from .hyperparameters import copied, owned
-from .sde_affine import affine_form, log_parameters
-from .sde_block import Block
+from .sde_block import Block, affine_form, log_parameters
 from .sde_expression import check_one_input, expand, origin_of
 from .sde_processes import Primitive
 

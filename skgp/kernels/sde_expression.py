@@ -30,8 +30,6 @@ The numbers of states and of terms are chosen for the kernel's own hyper-paramet
 theta moves, so that all is differentiable; `Expansion.error` tells what that costs.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections import Counter
@@ -59,15 +57,7 @@ from .defaults import CENTRE, LEAST_LOG, MAX_GRID, MAX_HARMONICS, TOLERANCE
 from .expression import Node
 from .hyperparameters import children_of
 from .sde_oscillator import OSCILLATOR
-from .sde_processes import (
-    INTEGRATED,
-    LINE,
-    MATERN12,
-    MATERN32,
-    MATERN52,
-    ROTATION,
-    Primitive,
-)
+from .sde_processes import INTEGRATED, LINE, MATERN12, MATERN32, MATERN52, ROTATION, Primitive
 from .sde_rational import GAUSSIAN4, GAUSSIAN6, GAUSSIANS, Rational
 from .special import log_harmonics, scaled_bessel
 from .specs import SHO, ActiveDims, Cosine, LocalLinearTrend

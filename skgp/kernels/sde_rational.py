@@ -43,8 +43,6 @@ References
    process regression models" (MLSP 2010), with the variance restored to 1.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 

@@ -1,7 +1,5 @@
 """Special functions: of spectra and Fourier series, differentiable, and incomplete gammas."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

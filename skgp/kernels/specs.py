@@ -1,7 +1,5 @@
 """Kernel classes that scikit-learn lacks, written as scikit-learn kernels."""
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from collections.abc import Callable
 

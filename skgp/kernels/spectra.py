@@ -17,8 +17,6 @@ References
    ICML 2013.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import NamedTuple

@@ -9,8 +9,6 @@ given to each. Frequencies come in blocks that are regenerated from (seed, block
 needed, so that their number is not limited by memory.
 """
 
-from __future__ import annotations
-
 import copy
 from collections import OrderedDict
 from typing import Any
@@ -228,12 +226,7 @@ class FourierFeatures:
         return W, torch.cat([part[1] for part in parts]).sqrt()
 
     def _term_frequencies(
-        self,
-        term: Term,
-        raws: list[Draws],
-        count: int,
-        total: int,
-        device: torch.device | None,
+        self, term: Term, raws: list[Draws], count: int, total: int, device: torch.device | None
     ) -> tuple[Tensor, Tensor]:
         """Return W (count, d) of a term and the variance (count,) that each frequency carries."""
         W: Tensor | None = None

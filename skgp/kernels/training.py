@@ -14,8 +14,6 @@ strings and graphs, ``PairwiseKernel``, ``CompoundKernel``, classes of a user's 
     W (k, n, n), tensors; where ``gram.has_many`` is true.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
@@ -38,13 +36,7 @@ from skgp.linalg.cholesky import raise_diagonal_
 from .defaults import CALLED_PAIRS, CALLED_ROWS, DISTANCE_COLUMNS, LARGEST_SQUARE
 from .expression import MATERN_NU, split_noise, theta_places
 from .gram import gram, gram_diag, gram_tile
-from .pairwise import (
-    GramWithGradient,
-    PairwiseKernel,
-    closed_form,
-    profile_of_few,
-    values_of_few,
-)
+from .pairwise import GramWithGradient, PairwiseKernel, closed_form, profile_of_few, values_of_few
 
 Pull = Callable[[np.ndarray], np.ndarray]  # W (p, n) to the gradients (p, d)
 

@@ -128,9 +128,6 @@ def fit_classification_hyperparameters(
     return found if recorder.stopped or not settings.rescales else search.rescaled(found)
 
 
-# ------------------------------------------------------------------------------------------- rows
-
-
 def stratified_order(Y: Tensor, generator: torch.Generator) -> Tensor:
     """A random order (n,) whose every beginning has the classes in their proportions.
 
@@ -169,9 +166,6 @@ def subset_rows(n: int, c: int, settings: ClassificationSettings) -> tuple[int, 
 def rows_of(size: int, c: int) -> int:
     """That many of one or two columns, fewer of c, which then cost no more than two."""
     return round(size * min(1.0, (2 / c) ** (1 / 3)))
-
-
-# --------------------------------------------------------------------------------------- searches
 
 
 class _Search:

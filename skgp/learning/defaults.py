@@ -9,7 +9,7 @@ LEAST_EFFECT = 2e-3
 #: Share of the loss of labels below which a gain is none.
 LABEL_SHARE = 0.02
 
-# ---- Evidence of few observations (kernel_choice.py, kernel_family.py)
+# ---- Evidence of few observations (kernel_choice.py, starts.py)
 
 #: Columns of the group of relevant ones, at most.
 MOST_GROUPED = 32

@@ -209,9 +209,6 @@ def slope_(inverse: Any, alpha: Any) -> Any:
     return inverse
 
 
-# ---- given neighbours
-
-
 def leave_one_out_log_density(
     kernel, data: Data, rows: Tensor, neighbors: Tensor, theta: Tensor, *, jitter: float = 0.0
 ) -> Tensor:

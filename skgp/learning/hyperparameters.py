@@ -35,13 +35,8 @@ from skgp.kernels.gram import gram
 from skgp.kernels.scales import inverse_length_scales, length_scale_places
 from skgp.learning import defaults
 from skgp.learning.search import HyperparameterFit, SearchSettings, fit_hyperparameters
-from skgp.learning.selection import choose
-from skgp.learning.vecchia import (
-    VecchiaSettings,
-    fit_joint_likelihood,
-    ordered,
-)
-from skgp.learning.vecchia_held_out import held_out_densities, rows_in_blocks
+from skgp.learning.selection import choose, held_out_densities, rows_in_blocks
+from skgp.learning.vecchia import VecchiaSettings, fit_joint_likelihood, ordered
 from skgp.linalg.cholesky import cho_solve, jittered_cholesky
 from skgp.linalg.runtime import Callback
 from skgp.optim import sample_without_replacement
@@ -202,9 +197,6 @@ def _relevance(kernel, data: Data, callback: Callback) -> RelevanceFit:
 
 def _is_dense(fit: RelevanceFit, data: Data) -> bool:
     return len(fit.indices) > data.total / 2
-
-
-# ---- Laplace noise
 
 
 def robust_hyperparameters(

@@ -57,16 +57,16 @@ from skgp.kernels.expression import split_noise
 from skgp.kernels.hyperparameters import with_theta
 from skgp.kernels.scales import amplitude_range, scale_amplitude
 from skgp.learning import defaults
-from skgp.learning.kernel_family import (
+from skgp.learning.selection import improves
+from skgp.learning.starts import (
     ChoiceSettings,
     Family,
     LeaveOneOut,
     inverse_hessian,
     leave_one_out,
+    likeliest_start,
     of_pure_noise,
 )
-from skgp.learning.selection import improves
-from skgp.learning.starts import likeliest_start
 from skgp.linalg import NotPositiveDefiniteError
 from skgp.linalg.runtime import Callback
 from skgp.optim.bfgs import minimize_by_curvature, minimize_within
@@ -163,9 +163,6 @@ def raised(kernel, factor: float):
     )
     level = white.noise_level * factor
     return scale_amplitude(signal, factor) + type(white)(level, white.noise_level_bounds)
-
-
-# ---------------------------------------------------------------------------------------- search
 
 
 class _Search:

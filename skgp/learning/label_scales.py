@@ -66,9 +66,6 @@ def capped(data: Data) -> Data:
     return replace(data, weight=data.weight * torch.from_numpy(least[place]).to(data.weight))
 
 
-# ---- few observations -------------------------------------------------------------------------
-
-
 def rescale_few(
     kernel,
     few: Data,
@@ -159,9 +156,6 @@ def _lowest(loss: Callable[[tuple[int, int]], float]) -> tuple[int, int]:
             while loss(place := (best[0] + move[0], best[1] + move[1])) < loss(best):
                 best, moved = place, True
     return best
-
-
-# ---- many observations ------------------------------------------------------------------------
 
 
 def refine_length_scales(

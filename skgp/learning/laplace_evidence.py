@@ -166,9 +166,6 @@ def check_no_noise(kernel) -> None:
         )
 
 
-# ------------------------------------------------------------------------- columns and their modes
-
-
 class _Mode(NamedTuple):
     """A point of Newton's method: ``g = K alpha`` (n,), the objective and derivatives there."""
 

@@ -36,17 +36,10 @@ from skgp.data import Data
 from skgp.kernels.expression import WhiteKernel, split_noise
 from skgp.kernels.hyperparameters import bounds_of, sizes_of, theta_of, with_theta
 from skgp.kernels.scales import length_scale_places, with_variance
-from skgp.learning.defaults import (
-    LATENT_START_ROWS,
-    NOISE_GRID,
-    NUMBERS_NOISE,
-    NUMBERS_NOISE_BOUNDS,
-    NUMBERS_SHRUNK,
-)
+from skgp.learning import defaults
 from skgp.learning.kernel_choice import choose_kernel
-from skgp.learning.kernel_family import ChoiceSettings, ratio_penalty
 from skgp.learning.search import HyperparameterFit, SearchSettings, fit_hyperparameters
-from skgp.learning.starts import likeliest_start
+from skgp.learning.starts import ChoiceSettings, likeliest_start, ratio_penalty
 from skgp.likelihoods import Likelihood
 from skgp.linalg import NotPositiveDefiniteError
 from skgp.linalg.runtime import Callback
@@ -54,7 +47,7 @@ from skgp.linalg.runtime import Callback
 
 def _with_noise(kernel):
     """The kernel of standardised numbers."""
-    return kernel + WhiteKernel(NOISE_GRID[-1], (NOISE_GRID[0], 1.0))
+    return kernel + WhiteKernel(defaults.NOISE_GRID[-1], (defaults.NOISE_GRID[0], 1.0))
 
 
 def latent_start(kernel, data: Data, likelihood):
@@ -71,7 +64,7 @@ def _standardised(data: Data, likelihood) -> Data:
 
     Of several latent functions, columns of y, a sum of them.
     """
-    data = data.take(slice(None, None, -(-len(data) // LATENT_START_ROWS)))
+    data = data.take(slice(None, None, -(-len(data) // defaults.LATENT_START_ROWS)))
     data = data.to("cpu", torch.float64)
     offset = None if data.offset is None else data.offset.mT
     f = likelihood.at(offset).gaussian_targets(data.y.reshape(len(data), -1).mT)  # (c, n)
@@ -86,12 +79,7 @@ def _standardised(data: Data, likelihood) -> Data:
 
 
 def latent_structure(
-    kernel,
-    data: Data,
-    likelihood,
-    *,
-    generator: torch.Generator,
-    callback: Callback | None = None,
+    kernel, data: Data, likelihood, *, generator: torch.Generator, callback: Callback | None = None
 ) -> tuple[Any, float] | None:
     """The kernel, its separate length scales as those of numbers that resemble f.
 
@@ -150,7 +138,7 @@ def latent_numbers(data: Data, likelihood: Likelihood) -> Data:
     share = precision / data.weighted_mean(precision)
     mean = data.weighted_mean(share * f)
     spread = data.weighted_mean(share * (f - mean).square())
-    shrunk = mean + (f - mean) * precision / (precision + NUMBERS_SHRUNK / spread)
+    shrunk = mean + (f - mean) * precision / (precision + defaults.NUMBERS_SHRUNK / spread)
     information = made.fisher_information(torch.where(spread > 0, shrunk, f))
     weight = information / data.weighted_mean(information)
     weight = weight if data.weight is None else weight * data.weight
@@ -160,6 +148,6 @@ def latent_numbers(data: Data, likelihood: Likelihood) -> Data:
 
 def _of_variance(kernel, X: Tensor, variance: float) -> Any:
     """The kernel with this variance, as far as its bounds allow, and noise of a share of it."""
-    low, high = NUMBERS_NOISE_BOUNDS
-    white = WhiteKernel(NUMBERS_NOISE * variance, (low * variance, high * variance))
+    low, high = defaults.NUMBERS_NOISE_BOUNDS
+    white = WhiteKernel(defaults.NUMBERS_NOISE * variance, (low * variance, high * variance))
     return with_variance(split_noise(kernel)[0], X, variance) + white

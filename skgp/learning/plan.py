@@ -248,9 +248,6 @@ def warn_of_too_many(n_basis: int | None, n: int) -> None:
         )
 
 
-# ---- classification ---------------------------------------------------------------------------
-
-
 def resolve_classification(asked: Plan, n: int, n_problems: int, kernel) -> Plan:
     """Fill what a plan of a classification of n rows leaves open; c one-vs-rest `n_problems`.
 
@@ -345,9 +342,6 @@ def streaming_classification(asked: Plan, n: int, kernel) -> Plan:
     m = defaults.STREAMING_FEATURES if asked.n_basis is None else asked.n_basis
     m = m + m % 2 if basis == "fourier" else min(m, n)
     return Plan(basis, m, "newton", "full", "a stream keeps its basis")
-
-
-# ---- the features of a plan
 
 
 def unit_prior_basis(

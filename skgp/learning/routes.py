@@ -67,9 +67,6 @@ COVARIANCES = {
 }
 
 
-# ---- what a plan leaves open
-
-
 def resolve(asked: Plan, n: int, kernel) -> Plan:
     """Fill what a plan of a regression on n observations leaves open; not by the rank of K.
 
@@ -195,9 +192,6 @@ def _choose_solver(basis: str, n_basis: int, n: int) -> str:
     return "gauss-seidel" if basis == "fourier" else "cg"
 
 
-# ---- large data
-
-
 def fit_low_rank(
     p: Problem, asked: Plan, fit_weights: Callable[[Problem, Plan, Tensor], Fit]
 ) -> Fit | None:
@@ -301,9 +295,6 @@ def local_posterior(kernel, data: Data, noise: float, n_neighbors: int) -> Local
         ),
         several=data.y.ndim > 1,
     )
-
-
-# ---- routes compared by what they predict of held-out data
 
 
 def in_weight_space(plan: Plan, asked: Plan, n: int, kernel) -> Plan | None:

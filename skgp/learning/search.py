@@ -46,9 +46,14 @@ from skgp.learning.defaults import (
 )
 from skgp.learning.evidence import leave_one_out_log_density
 from skgp.learning.kernel_choice import choose_kernel, fit_families, maximise_evidence
-from skgp.learning.kernel_family import ChoiceSettings
 from skgp.learning.selection import improves
-from skgp.learning.starts import likeliest_start, starts, with_less_variance, with_noises
+from skgp.learning.starts import (
+    ChoiceSettings,
+    likeliest_start,
+    starts,
+    with_less_variance,
+    with_noises,
+)
 from skgp.linalg.runtime import Callback
 from skgp.optim.loop import Adam
 from skgp.optim.stopping import StopRecorder
@@ -265,9 +270,6 @@ def _refine(fit, on: _Comparison, settings: SearchSettings, callback) -> Hyperpa
     )
 
 
-# --------------------------------------------------------------------- marginal likelihood
-
-
 def fit_marginal_likelihood(
     kernel, data: Data, *, max_iter: int = 60, callback: Callback | None = None
 ) -> HyperparameterFit:
@@ -282,9 +284,6 @@ def fit_marginal_likelihood(
         history=history,
         log_marginal_likelihood=-found.loss * found.family.total,
     )
-
-
-# ------------------------------------------------------------------ leave-one-out, neighbours
 
 
 def leave_one_out_densities(

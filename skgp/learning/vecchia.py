@@ -29,7 +29,7 @@ import torch
 from torch import Tensor
 
 from skgp.data import Data
-from skgp.inference.pivots import greedy_variance
+from skgp.inference.pathwise import greedy_variance
 from skgp.inference.vecchia.conditionals import Conditionals, global_features, inducing_factor
 from skgp.inference.vecchia.neighbors import earlier_neighbors, informative, order_of
 from skgp.inference.vecchia.posterior import Sums, VecchiaPosterior, sums
@@ -50,9 +50,8 @@ from skgp.learning.defaults import (
     VECCHIA_START_ROWS,
 )
 from skgp.learning.search import HyperparameterFit, SearchSettings, dense_fits, fit_hyperparameters
-from skgp.learning.selection import choose
+from skgp.learning.selection import choose, held_out_densities, noises_of, rows_in_blocks
 from skgp.learning.starts import starts, with_noises
-from skgp.learning.vecchia_held_out import held_out_densities, noises_of, rows_in_blocks
 from skgp.linalg import NotPositiveDefiniteError
 from skgp.linalg.runtime import Callback
 from skgp.optim.bfgs import minimize_within

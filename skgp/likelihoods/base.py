@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from skgp.likelihoods import quadrature
-from skgp.likelihoods.checks import aligned, check_finite, check_var
+from skgp.likelihoods.quadrature import aligned, check_finite, check_var
 from skgp.linalg.runtime import TensorState
 
 
@@ -81,8 +81,6 @@ class Likelihood(TensorState, abc.ABC):
         """See the class."""
         return self.is_numeric and not self.is_additive
 
-    # ---- free parameters: their logarithms, (p,), are what an optimiser moves -----------------
-
     def free_parameters(self) -> tuple[tuple[float, float, float], ...]:
         """Initial value and bounds of each, all positive; `with_parameters` takes their logs."""
         return ()
@@ -119,8 +117,6 @@ class Likelihood(TensorState, abc.ABC):
         """Variance of y given f; infinite where it is, NaN where it depends on f."""
         zero = torch.zeros((), dtype=torch.float64)
         return float(self._conditional_var(zero)) if self.is_additive else math.nan
-
-    # ---- offsets ------------------------------------------------------------------------------
 
     def at(self, offset: Tensor | None) -> "Likelihood":
         """The likelihood of observations with given offsets: log-exposures of counts.

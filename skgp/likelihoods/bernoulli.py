@@ -28,8 +28,8 @@ from torch import Tensor
 
 from skgp.likelihoods import adaptive, quadrature
 from skgp.likelihoods.base import Likelihood
-from skgp.likelihoods.checks import fails
 from skgp.likelihoods.defaults import N_SIGMOID, SIGMOID_CHUNK, SIGMOID_SCALE
+from skgp.likelihoods.quadrature import fails
 
 _LINKS = ("logit", "probit")
 # The latent variance above which Gauss-Hermite is left

@@ -27,8 +27,8 @@ import torch
 from torch import Tensor
 
 from skgp.likelihoods.base import NumericLikelihood
-from skgp.likelihoods.checks import check_positive, free_parameter
 from skgp.likelihoods.defaults import MIN_STD, QUANTILE_MAX_NEWTON
+from skgp.likelihoods.quadrature import check_positive, free_parameter
 from skgp.linalg.runtime import constant_like
 
 _ROOT_2 = math.sqrt(2)  # mathematical

@@ -58,8 +58,8 @@ import torch
 from torch import Tensor
 
 from skgp.likelihoods import Likelihood, defaults
-from skgp.likelihoods.checks import aligned, check_var
 from skgp.likelihoods.product_sampling import product_noise
+from skgp.likelihoods.quadrature import aligned, check_var
 
 #: Forms of each sampled gradient, the default first.
 FORMS = {

@@ -36,16 +36,8 @@ import math
 import torch
 from torch import Tensor
 
-from skgp.likelihoods import adaptive, quadrature
+from skgp.likelihoods import adaptive, defaults, quadrature
 from skgp.likelihoods.base import NumericLikelihood
-from skgp.likelihoods.defaults import (
-    COUNT_CHUNK,
-    MAX_BISECTIONS,
-    MAX_EXACT_RATE,
-    N_TIMES,
-    NARROW_COUNT,
-    SOFTPLUS_SCALE,
-)
 
 
 class Poisson(NumericLikelihood):
@@ -84,7 +76,7 @@ class Poisson(NumericLikelihood):
     """
 
     is_count = True
-    _bend = SOFTPLUS_SCALE
+    _bend = defaults.SOFTPLUS_SCALE
 
     def __init__(
         self, link: str = "exp", *, n_points: int = 20, offset: Tensor | None = None
@@ -174,10 +166,10 @@ class Poisson(NumericLikelihood):
         offset = self._offset_like(mean).expand_as(mean)
         centre = self._link.inverse(shape, offset)
         # Standard deviation of log rate(f) against that of log Gamma(y + 1).
-        is_wide = var * self._link.log_slope(centre) ** 2 * shape > NARROW_COUNT
+        is_wide = var * self._link.log_slope(centre) ** 2 * shape > defaults.NARROW_COUNT
         columns = (shape, mean, var, offset)
         (value,) = quadrature.piecewise(
-            is_wide, self._cdf_over_f, self._cdf_over_time, columns, chunk=COUNT_CHUNK
+            is_wide, self._cdf_over_f, self._cdf_over_time, columns, chunk=defaults.COUNT_CHUNK
         )
         return torch.where(y < 0, torch.zeros_like(value), value)
 
@@ -192,14 +184,14 @@ class Poisson(NumericLikelihood):
     def _cdf_over_time(
         self, shape: Tensor, mean: Tensor, var: Tensor, offset: Tensor
     ) -> tuple[Tensor]:
-        log_time, weights = adaptive.log_gamma_rule(shape, N_TIMES)
+        log_time, weights = adaptive.log_gamma_rule(shape, defaults.N_TIMES)
         threshold = self._link.inverse(shape * log_time.exp(), offset)
         return ((weights * torch.special.ndtr((threshold - mean) / var.sqrt())).sum(0),)
 
     def _quantile(self, q: Tensor, mean: Tensor, var: Tensor) -> Tensor:
         low, high = self._bracket(q, mean, var)  # P(Y <= low) < q <= P(Y <= high)
         everywhere = self.at(self._offset_like(mean).expand_as(mean))
-        for _ in range(MAX_BISECTIONS):
+        for _ in range(defaults.MAX_BISECTIONS):
             # The geometric mean finds the magnitude, the arithmetic one the digits.
             geometric = ((low + 2) * (high + 2)).sqrt() - 2
             middle = torch.where(high > 4 * low + 16, geometric, 0.5 * (low + high)).floor()
@@ -231,11 +223,13 @@ class Poisson(NumericLikelihood):
 
     def _sample(self, f: Tensor, generator: torch.Generator) -> Tensor:
         rate = self._conditional_mean(f)
-        counts = torch.poisson(rate.clamp_max(MAX_EXACT_RATE), generator=generator)
-        if not bool((rate > MAX_EXACT_RATE).any()):
+        counts = torch.poisson(rate.clamp_max(defaults.MAX_EXACT_RATE), generator=generator)
+        if not bool((rate > defaults.MAX_EXACT_RATE).any()):
             return counts
         noise = torch.empty_like(f).normal_(generator=generator)
-        return torch.where(rate > MAX_EXACT_RATE, (rate + rate.sqrt() * noise).round(), counts)
+        return torch.where(
+            rate > defaults.MAX_EXACT_RATE, (rate + rate.sqrt() * noise).round(), counts
+        )
 
     def gaussian_targets(self, y: Tensor) -> Tensor:
         """Inverse of the link at y + 1/2."""
@@ -334,11 +328,7 @@ class _Softplus(_Link):
         down, share = 1 - up, y * (up / rate)
         exposure = _exp(o)
         value = y * (rate.log() + (f - floored) + o) - exposure * rate
-        return (
-            value,
-            share - exposure * up,
-            share * (down - up / rate) - exposure * up * down,
-        )
+        return (value, share - exposure * up, share * (down - up / rate) - exposure * up * down)
 
 
 _LINKS: dict[str, _Link] = {"exp": _Exp(), "softplus": _Softplus()}

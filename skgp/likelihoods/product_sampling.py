@@ -41,8 +41,8 @@ import torch
 from torch import Tensor
 
 from skgp.likelihoods import Gaussian, Likelihood, StudentT, defaults
-from skgp.likelihoods.checks import aligned, check_var
 from skgp.likelihoods.envelopes import Pieces, Target, chords, tangents, uniform
+from skgp.likelihoods.quadrature import aligned, check_var
 
 
 class ProductNoise(NamedTuple):
@@ -95,9 +95,6 @@ def product_noise(
         target = Target(likelihood, y.double(), mean.double(), var.double())
         noise, precision = _draw(likelihood, target, n_samples, generator)
     return ProductNoise(noise.to(mean.dtype), precision.to(mean.dtype))
-
-
-# --- one sampler for each kind of likelihood ------------------------------------------------------
 
 
 def _draw(
@@ -194,9 +191,6 @@ def _geometric_grid(likelihood: StudentT, first: Tensor, last: Tensor) -> Tensor
 
 def _parameter(value: float | Tensor, like: Tensor) -> Tensor:
     return torch.as_tensor(value, dtype=like.dtype, device=like.device)
-
-
-# --- rejection ------------------------------------------------------------------------------------
 
 
 def _reject(target: Target, pieces: Pieces, n_samples: int, generator: torch.Generator) -> Tensor:

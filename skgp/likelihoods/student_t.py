@@ -36,22 +36,9 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from skgp.likelihoods import adaptive, quadrature
+from skgp.likelihoods import adaptive, defaults, quadrature
 from skgp.likelihoods.base import NumericLikelihood
-from skgp.likelihoods.checks import check_positive, free_parameter
-from skgp.likelihoods.defaults import (
-    DF_RATE,
-    DF_SHAPE,
-    FEW_NODES,
-    HARD,
-    MANY_NODES,
-    N_MIXTURE,
-    N_ROOT_STEPS,
-    STUDENT_T_CHUNK,
-    STUDENT_T_DROP,
-    STUDENT_T_MAX_NEWTON,
-    STUDENT_T_SCALE,
-)
+from skgp.likelihoods.quadrature import check_positive, free_parameter
 from skgp.linalg.runtime import constant_like
 
 _LOG_ROOT_2PI = 0.5 * math.log(2 * math.pi)  # mathematical
@@ -127,7 +114,7 @@ class StudentT(NumericLikelihood):
         """
         if self.df_bounds is None or self.df_bounds[0] == self.df_bounds[1]:
             return parameters.new_zeros(())
-        return (DF_SHAPE - 1) * parameters[1] - DF_RATE * parameters[1].exp()
+        return (defaults.DF_SHAPE - 1) * parameters[1] - defaults.DF_RATE * parameters[1].exp()
 
     def _log_prob(self, y: Tensor, f: Tensor) -> Tensor:
         c, df = self._unit(f), self._df(f)
@@ -144,7 +131,7 @@ class StudentT(NumericLikelihood):
             _log_one_plus_square,
             (mean - y) / c,
             var / c**2,
-            scale=STUDENT_T_SCALE,
+            scale=defaults.STUDENT_T_SCALE,
             n_points=self.n_points,
         )
         return self._log_peak(mean) - 0.5 * (df + 1) * average
@@ -155,7 +142,7 @@ class StudentT(NumericLikelihood):
             _log_one_plus_square,
             (mean - y) / c,
             var / c**2,
-            scale=STUDENT_T_SCALE,
+            scale=defaults.STUDENT_T_SCALE,
             n_points=self.n_points,
         )
         return -0.5 * (df + 1) / c * first, -0.5 * (df + 1) / c**2 * second
@@ -172,13 +159,13 @@ class StudentT(NumericLikelihood):
         r = y - mean
         # The predictive is symmetric about its mean; the lower half keeps tail precision.
         columns = torch.broadcast_tensors(-r.abs(), var, self._scale(mean), self._df(mean))
-        (lower,) = quadrature.chunked(_lower_tail, columns, chunk=STUDENT_T_CHUNK)
+        (lower,) = quadrature.chunked(_lower_tail, columns, chunk=defaults.STUDENT_T_CHUNK)
         return torch.where(r > 0, 1 - lower, lower)
 
     def _quantile(self, q: Tensor, mean: Tensor, var: Tensor) -> Tensor:
         half = torch.minimum(q, 1 - q)
         columns = torch.broadcast_tensors(half, var, self._scale(mean), self._df(mean))
-        (r,) = quadrature.chunked(_lower_quantile, columns, chunk=STUDENT_T_CHUNK)
+        (r,) = quadrature.chunked(_lower_quantile, columns, chunk=defaults.STUDENT_T_CHUNK)
         return mean + torch.where(q < 0.5, r, -r)
 
     def _sample(self, f: Tensor, generator: torch.Generator) -> Tensor:
@@ -235,10 +222,10 @@ class _LogAverage(torch.autograd.Function):
         low, high, is_hard = _window(rho.abs(), tau, df)
         value, in_rho, in_tau_squared, in_df = quadrature.piecewise(
             is_hard,
-            lambda *rows: _log_average(*rows, n_points=FEW_NODES),
-            lambda *rows: _log_average(*rows, n_points=MANY_NODES),
+            lambda *rows: _log_average(*rows, n_points=defaults.FEW_NODES),
+            lambda *rows: _log_average(*rows, n_points=defaults.MANY_NODES),
             (rho.abs(), tau, df, low, high),
-            chunk=STUDENT_T_CHUNK,
+            chunk=defaults.STUDENT_T_CHUNK,
         )
         ctx.save_for_backward(torch.where(rho < 0, -in_rho, in_rho), in_tau_squared, in_df)
         return value
@@ -259,7 +246,7 @@ def _window(rho: Tensor, tau: Tensor, df: Tensor) -> tuple[Tensor, Tensor, Tenso
     Of shape (...) each; the last says whether a peak may be narrow beside the window.
     """
     mode, peak = _highest_peak(rho, tau, df)
-    room = STUDENT_T_DROP - peak
+    room = defaults.STUDENT_T_DROP - peak
     low, high = _bounds(rho, tau, df, room, room)
     # Far out, T is low all over the window and leaves less room to G.
     nearest = torch.zeros_like(rho).clamp(low, high)
@@ -270,7 +257,7 @@ def _window(rho: Tensor, tau: Tensor, df: Tensor) -> tuple[Tensor, Tensor, Tenso
     at_noise = torch.where(low < 0, df, 0.0)
     at_latent = torch.where(high > torch.asinh(rho), (1 + rho**2) / tau**2, 0.0)
     sharpest = torch.maximum(at_mode, torch.maximum(at_noise, at_latent))
-    return low, high, (high - low) ** 2 * sharpest > HARD**2
+    return low, high, (high - low) ** 2 * sharpest > defaults.HARD**2
 
 
 def _highest_peak(rho: Tensor, tau: Tensor, df: Tensor) -> tuple[Tensor, Tensor]:
@@ -281,7 +268,7 @@ def _highest_peak(rho: Tensor, tau: Tensor, df: Tensor) -> tuple[Tensor, Tensor]
     """
     x = torch.stack([torch.zeros_like(rho), rho])
     linear = 1 + df * tau**2
-    for _ in range(N_ROOT_STEPS):
+    for _ in range(defaults.N_ROOT_STEPS):
         value = ((x - rho) * x + linear) * x - rho
         slope = (3 * x - 2 * rho) * x + linear
         x = torch.minimum((x - value / slope).clamp_min(0), rho)
@@ -339,7 +326,7 @@ def _log_average(
 
 def _mixture(var: Tensor, scale: Tensor, df: Tensor) -> tuple[Tensor, Tensor]:
     """Variances v + scale^2 / lambda and their weights (96, n)."""
-    offset, weights = adaptive.log_gamma_rule(0.5 * df, N_MIXTURE, for_tails=True)
+    offset, weights = adaptive.log_gamma_rule(0.5 * df, defaults.N_MIXTURE, for_tails=True)
     return var + scale**2 * (-offset).exp(), weights
 
 
@@ -359,7 +346,7 @@ def _lower_quantile(q: Tensor, var: Tensor, scale: Tensor, df: Tensor) -> tuple[
     w = torch.asinh(-torch.special.ndtri(q))
     low, high = torch.zeros_like(w), torch.asinh(_tail_bound(q, var, scale, df) / spread)
     tolerance = 4 * torch.finfo(q.dtype).eps
-    for _ in range(STUDENT_T_MAX_NEWTON):
+    for _ in range(defaults.STUDENT_T_MAX_NEWTON):
         z = -spread * torch.sinh(w) / std
         cdf = (weights * torch.special.ndtr(z)).sum(0)
         density = (weights * (-0.5 * z**2 - _LOG_ROOT_2PI).exp() / std).sum(0)

@@ -31,7 +31,7 @@ BLOCK_COPIES = 4
 # Small arrays that stay on a device: a kernel of a few parts has one a hyper-parameter.
 KEPT_CONSTANTS = 256
 
-# ---- threads (threads.py)
+# ---- threads (runtime.py)
 # Flops, some 40 ms in one thread: ten time slices.
 LARGE_FLOPS = 1e9
 # Flops that an entry of a Gram matrix is worth: an exponential and a few passes over memory.

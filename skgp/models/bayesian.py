@@ -65,14 +65,22 @@ from joblib import effective_n_jobs
 from skgp.data import Data
 from skgp.inference.gp_mixture import GPMixture
 from skgp.inference.mixture import MixtureState
-from skgp.inference.vecchia.mixture import VecchiaMixture
+from skgp.inference.vecchia.posterior import VecchiaMixture
 from skgp.learning.posterior import defaults as tuned
 from skgp.learning.posterior.log_posterior import LogPosterior
-from skgp.learning.posterior.modes import Mode, find_mode, laplace_modes
-from skgp.learning.posterior.neighbors import approximate, of_its_own, predictive, sampled
-from skgp.learning.posterior.plan import SAMPLERS, Plan
+from skgp.learning.posterior.modes import (
+    Mode,
+    approximate,
+    find_mode,
+    laplace_modes,
+    of_its_own,
+    predictive,
+    sampled,
+)
 from skgp.learning.posterior.samples import (
+    SAMPLERS,
     STOPPED,
+    Plan,
     PosteriorSamples,
     chain_problems,
     iterations_between_calls,

@@ -44,7 +44,7 @@ from skgp.inference import pathwise
 from skgp.inference.exact import CovarianceChoice, fit_dense, fit_iterative
 from skgp.inference.laplace import hessian_covariance, laplace_covariance, log_evidence
 from skgp.inference.newton import fit_newton
-from skgp.inference.newton_loop import Modes
+from skgp.inference.newton_steps import Modes
 from skgp.inference.newton_sums import ClassRows, fit_newton_sums
 from skgp.inference.relevance.evidence import (
     choose_candidates,

@@ -60,8 +60,14 @@ from torch import Tensor
 
 from skgp.blocks import MappedBlocks
 from skgp.data import Data
-from skgp.inference.full_system import FullSystem
-from skgp.inference.natural import Posterior, SitesFit, fit_sites, natural_steps, unsettled
+from skgp.inference.natural import (
+    FullSystem,
+    Posterior,
+    SitesFit,
+    fit_sites,
+    natural_steps,
+    unsettled,
+)
 from skgp.inference.neighbors import streaming
 from skgp.inference.neighbors.conditionals import Tiles
 from skgp.inference.neighbors.posterior import SWSGPState

@@ -27,18 +27,7 @@ from scipy.optimize import Bounds, minimize
 from torch import Tensor
 
 from skgp.linalg.runtime import Callback
-from skgp.optim.defaults import (
-    ARMIJO,
-    FIRST_STEP,
-    HISTORY_NUMBERS,
-    LEAST_CURVATURE,
-    LONGEST_STEP,
-    N_PAIRS,
-    REFUSAL,
-    SHORTENED,
-    SHORTEST_STEP,
-    STANDS_STILL,
-)
+from skgp.optim import defaults
 
 
 def held_at_bounds(
@@ -50,14 +39,14 @@ def held_at_bounds(
 
 def falls_enough(value: float, loss: float, expected: float) -> bool:
     """Armijo's rule: the value of a trial beside the loss before and the change that g expects."""
-    return value <= loss + ARMIJO * min(expected, 0.0)
+    return value <= loss + defaults.ARMIJO * min(expected, 0.0)
 
 
 def shortening(value: float, loss: float, expected: float) -> float:
     """Factor of a step refused: to the least value of the parabola through both ends and g."""
     excess = value - loss - expected
     best = -0.5 * expected / excess if math.isfinite(excess) and excess > 0 else 0.0
-    return min(max(best, SHORTENED[0]), SHORTENED[1])
+    return min(max(best, defaults.SHORTENED[0]), defaults.SHORTENED[1])
 
 
 ValueAndGradient = Callable[[np.ndarray], tuple[float, np.ndarray]]
@@ -93,7 +82,7 @@ class _Refusing:
         self.n_evaluations += 1
         found = math.isfinite(self.best)
         least = self.best if found else 0.0
-        refusal = least + REFUSAL * (1 + abs(least))
+        refusal = least + defaults.REFUSAL * (1 + abs(least))
         try:
             value, gradient = self._objective(x)
             usable = math.isfinite(value) and bool(np.isfinite(gradient).all())
@@ -110,7 +99,7 @@ class _Refusing:
             self._n_still += 1
         if value < self.best:
             self.best, self.x = value, x.copy()
-        if self._tell(value) or self._n_still >= STANDS_STILL:
+        if self._tell(value) or self._n_still >= defaults.STANDS_STILL:
             raise StopIteration
         return value, gradient
 
@@ -178,7 +167,7 @@ def minimize_lbfgs(
             raise StopIteration
 
     objective = _Refusing(of_vector, x0, strict=True, tol=tol)
-    n_pairs = max(5, min(N_PAIRS, int(HISTORY_NUMBERS / (2 * len(x0)))))
+    n_pairs = max(5, min(defaults.N_PAIRS, int(defaults.HISTORY_NUMBERS / (2 * len(x0)))))
     limits: dict = {"max_iter": max_iter, "tol": tol, "gtol": 1e-8, "n_pairs": n_pairs}
     success = _lbfgs(objective, x0, Bounds(low, high), after_iteration, **limits)
     result.converged = success and not result.stopped
@@ -280,9 +269,6 @@ def minimize_by_curvature(
     return guarded.x, guarded.best
 
 
-# ---- many starts
-
-
 ValuesAndGradients = Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]
 
 
@@ -372,12 +358,12 @@ class _Searches:
                 self._direct(i)
             else:
                 self._t[i] *= shortening(value[j], self.value[i], expected)
-                self._ended[i] |= self._t[i] < SHORTEST_STEP
+                self._ended[i] |= self._t[i] < defaults.SHORTEST_STEP
 
     def _update(self, i: int, s: np.ndarray, y: np.ndarray) -> None:
         """BFGS, [2]_ eq. (6.17); left out where the curvature along the step is not positive."""
         curvature = float(s @ y)
-        if curvature <= LEAST_CURVATURE * float(np.sqrt((s @ s) * (y @ y))):
+        if curvature <= defaults.LEAST_CURVATURE * float(np.sqrt((s @ s) * (y @ y))):
             return
         if self._fresh[i]:
             self._H[i] *= curvature / float(y @ y)
@@ -394,5 +380,7 @@ class _Searches:
         self._d[i], self._t[i] = d, 1.0
         self._slope[i] = float(g @ d)
         longest = np.abs(d).max(initial=0.0)
-        if longest > LONGEST_STEP or (self._fresh[i] and longest > 0):
-            self._t[i] = min(1.0, (FIRST_STEP if self._fresh[i] else LONGEST_STEP) / longest)
+        if longest > defaults.LONGEST_STEP or (self._fresh[i] and longest > 0):
+            self._t[i] = min(
+                1.0, (defaults.FIRST_STEP if self._fresh[i] else defaults.LONGEST_STEP) / longest
+            )

@@ -85,12 +85,7 @@ class ValidationPlateau:
     """
 
     def __init__(
-        self,
-        score: Callable[[], float],
-        *,
-        every: int = 10,
-        patience: int = 5,
-        tol: float = 1e-3,
+        self, score: Callable[[], float], *, every: int = 10, patience: int = 5, tol: float = 1e-3
     ) -> None:
         self.score = score
         self.every = every

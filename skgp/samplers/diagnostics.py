@@ -27,8 +27,6 @@ from scipy.stats import rankdata
 from skgp.linalg.runtime import Callback
 from skgp.samplers import defaults as tuned
 
-# ------------------------------------------------------------------------------------- chains
-
 
 @dataclass(frozen=True)
 class Run:
@@ -201,9 +199,6 @@ def cholesky_factor(covariance: np.ndarray) -> np.ndarray:
         ) from None
 
 
-# ------------------------------------------------------------------------------------ weights
-
-
 def effective_sample_size(log_weights: np.ndarray) -> float:
     r"""Kish's effective number of weighted draws, :math:`(\sum w)^2 / \sum w^2`; 0 for none."""
     log_weights = np.asarray(log_weights, dtype=float)
@@ -278,9 +273,6 @@ def _along_axis(points: np.ndarray, weights: np.ndarray) -> np.ndarray:
     centred = centred / np.where(spread > 0, spread, 1.0)
     _, axes = np.linalg.eigh((weights[:, None] * centred).T @ centred)
     return np.argsort(centred @ axes[:, -1], kind="stable")
-
-
-# ------------------------------------------------------------------- weights by Stein's identity
 
 
 def stein_weights(points: np.ndarray, gradients: np.ndarray, ess: float) -> np.ndarray:

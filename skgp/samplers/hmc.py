@@ -140,9 +140,6 @@ def _result(chains: "Chains", points, values, run: Run) -> HMCResult:
     )
 
 
-# ---- the chains
-
-
 def evaluator(target: LogDensityAndGradient, batched: bool, parallel: Parallel):
     """Log-densities (k,) and gradients (k, p) of points (k, p); -inf and 0 where not finite."""
 

@@ -24,9 +24,9 @@ from skgp import VecchiaGPRegressor
 from skgp.data import merge_replicates
 from skgp.inference.gp_mixture import mixture_log_density, mixture_quantiles
 from skgp.learning.posterior.log_posterior import LogPosterior
-from skgp.learning.posterior.neighbors import approximate
-from skgp.learning.posterior.plan import resolve_plan
+from skgp.learning.posterior.modes import approximate
 from skgp.learning.posterior.priors import default_priors
+from skgp.learning.posterior.samples import resolve_plan
 from skgp.learning.posterior.sampling import sample_by_density
 from skgp.models.bayesian import predictive_mixture
 from tests.benchmarks.data import arrays_of

@@ -14,7 +14,7 @@ greatest exact evidence among the same families, each fitted to all from its sta
 
 ``test_seconds``: a fit of 60 observations against scikit-learn's without restarts.
 
-The constants of :class:`skgp.learning.kernel_family.ChoiceSettings` were chosen by the first of
+The constants of :class:`skgp.learning.starts.ChoiceSettings` were chosen by the first of
 these on other observations of the training parts than those that it draws, test parts aside.
 """
 

@@ -1,7 +1,7 @@
 """One length scale or one a column: what the rule of the default kernels gains on new data.
 
 Run with ``OMP_NUM_THREADS=1 pytest tests/benchmarks/bench_kernel_choice.py -m benchmark -s``. The
-constants of :class:`skgp.learning.kernel_family.ChoiceSettings` that say how clear a gain is were
+constants of :class:`skgp.learning.starts.ChoiceSettings` that say how clear a gain is were
 chosen by it. Of each problem both candidates that the search of `QSGPRegressor` chooses between
 predict test observations: printed is what separate length scales gain over shared ones in negative
 log predictive density (nats, standardised targets), of observations for which the rule takes them,

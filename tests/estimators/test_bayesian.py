@@ -16,7 +16,7 @@ from sklearn.preprocessing import StandardScaler
 
 from skgp import BayesianGPRegressor
 from skgp.learning.posterior import defaults as tuned
-from skgp.learning.posterior.plan import resolve_plan
+from skgp.learning.posterior.samples import resolve_plan
 from skgp.linalg.runtime import memory_limit
 from skgp.priors import Gamma, HalfNormal, LogNormal
 from tests.contracts.estimators import Recorder, RegressorContract, rbf_kernel

@@ -100,8 +100,8 @@ def test_optima_are_at_least_those_of_scikit_learn(name):
 def test_rows_beyond_those_of_numpy_give_the_same_fit(device_rows, monkeypatch):
     few = GaussianProcessRegressor(KERNELS["sum"], optimizer=None).fit(X, Y)
     monkeypatch.setattr("skgp.kernels.pairwise.FEW_ROWS", device_rows - 1)
-    monkeypatch.setattr("skgp.inference.dense.DENSE_ENTRIES", 0)
-    monkeypatch.setattr("skgp.inference.dense.SOLVED_ENTRIES", 0)
+    monkeypatch.setattr("skgp.inference.exact.DENSE_ENTRIES", 0)
+    monkeypatch.setattr("skgp.inference.exact.SOLVED_ENTRIES", 0)
     monkeypatch.setattr(training, "CALLED_PAIRS", 0)
     monkeypatch.setattr("skgp.estimators._gpr_prediction.LIMITED_PAIRS", 0)
     many = GaussianProcessRegressor(KERNELS["sum"], optimizer=None).fit(X, Y)

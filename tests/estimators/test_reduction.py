@@ -17,7 +17,7 @@ from skgp.estimators._reduction import (
     principal_components,
     warn_of_few_rows,
 )
-from skgp.inference.pivots import greedy_variance
+from skgp.inference.pathwise import greedy_variance
 
 
 @pytest.fixture

@@ -9,8 +9,7 @@ from scipy import stats
 from sklearn.gaussian_process.kernels import RBF
 
 from skgp.inference.defaults import LOCAL_JITTER
-from skgp.inference.full_system import FullSystem
-from skgp.inference.natural import fit_sites, unsettled
+from skgp.inference.natural import FullSystem, fit_sites, unsettled
 from skgp.inference.neighbors.conditionals import SharedConditionals, Tiles, local_conditionals
 from skgp.inference.neighbors.system import full_system, local_system
 from skgp.kernels.gram import gram_diag

@@ -1,4 +1,4 @@
-"""Observations with next to no noise: `skgp.inference.pivots`, and who relies on it."""
+"""Observations with next to no noise: `skgp.inference.pathwise`, and who relies on it."""
 
 import numpy as np
 import pytest
@@ -6,7 +6,7 @@ import torch
 from sklearn.gaussian_process.kernels import RBF, ExpSineSquared, WhiteKernel
 
 from skgp import DLMGPRegressor, QSGPRegressor, SWSGPRegressor
-from skgp.inference.pivots import PivotCovariance, pivot_posterior
+from skgp.inference.pathwise import PivotCovariance, pivot_posterior
 
 REGRESSORS = [DLMGPRegressor, QSGPRegressor, SWSGPRegressor]
 KERNEL = 1.0 * RBF(1.0) + WhiteKernel(1e-10)

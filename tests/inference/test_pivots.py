@@ -11,7 +11,7 @@ from sklearn.gaussian_process.kernels import (
     Matern,
 )
 
-from skgp.inference.pivots import greedy_variance
+from skgp.inference.pathwise import greedy_variance
 from skgp.linalg import NotPositiveDefiniteError
 
 KERNELS = [1.7 * RBF([0.5, 0.8]), Matern(0.7, nu=1.5), DotProduct(0.3) * RBF(1.0)]

@@ -21,7 +21,7 @@ from skgp.learning.hyperparameters import (
     robust_location_scale,
 )
 from skgp.learning.search import HyperparameterFit, SearchSettings, fit_hyperparameters
-from skgp.learning.vecchia_held_out import held_out_densities
+from skgp.learning.selection import held_out_densities
 from tests.inference.weights.test_robust import _surface
 
 NOISY = ConstantKernel(1.0, (1e-3, 1e3)) * RBF([3.0, 3.0]) + WhiteKernel(0.1, (1e-5, 10.0))

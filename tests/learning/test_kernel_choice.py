@@ -14,7 +14,7 @@ from skgp.kernels import split_noise
 from skgp.learning import kernel_choice
 from skgp.learning.defaults import LEAST_CURVATURE
 from skgp.learning.kernel_choice import choose_kernel, fit_families, raised
-from skgp.learning.kernel_family import ChoiceSettings, Family, inverse_hessian, leave_one_out
+from skgp.learning.starts import ChoiceSettings, Family, inverse_hessian, leave_one_out
 from skgp.linalg import NotPositiveDefiniteError
 from skgp.optim.bfgs import minimize_within
 from tests.reference.qsgp import numerical_gradient

@@ -7,8 +7,9 @@ from scipy.stats import multivariate_normal
 from sklearn.gaussian_process.kernels import RBF, Matern, WhiteKernel
 
 from skgp.data import Data, merge_replicates
-from skgp.inference.pivots import greedy_variance
+from skgp.inference.pathwise import greedy_variance
 from skgp.learning.search import fit_hyperparameters
+from skgp.learning.selection import held_out_densities, rows_in_blocks
 from skgp.learning.vecchia import (
     VecchiaEvidence,
     VecchiaSettings,
@@ -19,7 +20,6 @@ from skgp.learning.vecchia import (
     fit_joint_likelihood,
     neighbors_of,
 )
-from skgp.learning.vecchia_held_out import held_out_densities, rows_in_blocks
 from skgp.optim.stopping import LossRecorder
 from tests.reference import vecchia
 

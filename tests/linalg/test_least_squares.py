@@ -1,4 +1,4 @@
-"""`skgp.linalg.least_squares` against rational arithmetic."""
+"""`skgp.linalg.cholesky` against rational arithmetic."""
 
 from fractions import Fraction
 
@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from skgp.linalg.least_squares import ridge_by_rows
+from skgp.linalg.cholesky import ridge_by_rows
 
 
 def _solved(A, b):

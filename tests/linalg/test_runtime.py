@@ -15,12 +15,13 @@ from skgp.linalg.cholesky import cho_inverse, jittered_cholesky
 from skgp.linalg.runtime import (
     MemoryBudgetError,
     WithinBudget,
+    large_operation,
     memory_budget,
     memory_limit,
+    one_thread,
     require_memory,
     tile_rows,
 )
-from skgp.linalg.threads import large_operation, one_thread
 
 
 @pytest.fixture(autouse=True)

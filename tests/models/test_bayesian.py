@@ -14,8 +14,7 @@ from skgp.data import merge_replicates
 from skgp.learning.posterior import defaults as tuned
 from skgp.learning.posterior.log_posterior import LogPosterior
 from skgp.learning.posterior.modes import laplace_modes
-from skgp.learning.posterior.plan import resolve_plan
-from skgp.learning.posterior.samples import probe_rows, samples_needed
+from skgp.learning.posterior.samples import probe_rows, resolve_plan, samples_needed
 from skgp.learning.posterior.set_up import SetUp
 from skgp.learning.posterior.stochastic_gradient import (
     SampledGradient,

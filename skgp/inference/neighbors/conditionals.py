@@ -56,7 +56,7 @@ from torch import Tensor
 
 from skgp.inference import defaults
 from skgp.inference.neighbors.search import NeighborSearch
-from skgp.inference.pivots import greedy_variance
+from skgp.inference.pathwise import greedy_variance
 from skgp.kernels.gram import gram, gram_diag
 from skgp.linalg.cholesky import jittered_cholesky, log_det
 from skgp.linalg.runtime import gather_rows, tile_rows
@@ -174,9 +174,6 @@ def joint_errors(kernel, X: Tensor, points: Tensor, A: Tensor, diagonal: Tensor)
     inner = torch.sparse.mm(A, torch.cat(inner, dim=1).T)
     J = gram(kernel, X) - cross - cross.T + inner + quadratic_form(A, diagonal)
     return 0.5 * (J + J.T)
-
-
-# ---- which points a prediction uses
 
 
 class Neighborhood:

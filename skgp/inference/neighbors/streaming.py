@@ -29,8 +29,7 @@ from torch import Tensor
 
 from skgp.data import Data
 from skgp.inference.defaults import NOVEL, SEPARABLE, SHARED_JITTER
-from skgp.inference.full_system import FullSystem
-from skgp.inference.natural import Sites, fit_sites
+from skgp.inference.natural import FullSystem, Sites, fit_sites
 from skgp.inference.neighbors.assembly import local_prior
 from skgp.inference.neighbors.conditionals import SharedConditionals, Tiles, prior_variance
 from skgp.inference.neighbors.posterior import SWSGPState

@@ -26,8 +26,14 @@ from torch import Tensor
 
 from skgp.data import Data
 from skgp.inference import defaults
-from skgp.inference.full_system import full_column, joined_columns, whitened_divergence
-from skgp.inference.natural import Posterior, SitesFit, full_sites
+from skgp.inference.natural import (
+    Posterior,
+    SitesFit,
+    full_column,
+    full_sites,
+    joined_columns,
+    whitened_divergence,
+)
 from skgp.inference.neighbors.assembly import (
     LocalPrior,
     PriorAssembly,
@@ -111,9 +117,6 @@ class Rows:
         fit = data.weighted_sum(rows).double()
         said = found.shift * mean - 0.5 * found.precision * (mean.square() + var)
         return found, fit, fit - said.sum().double()
-
-
-# ---- a diagonal S
 
 
 @dataclass(frozen=True)
@@ -212,9 +215,6 @@ class LocalRows(Rows):
         require_memory(defaults.SPARSE_ENTRY * entries * (1 + 0.5 * defaults.HELD_SUMS), what, ROOM)
 
 
-# ---- a full S, all points neighbours of every row
-
-
 @dataclass(frozen=True)
 class FullRows(Rows):
     """H = M and a full S; its q is one of the whitened variables v, as of `FullSystem`."""
@@ -280,9 +280,6 @@ class FullRows(Rows):
         M, c = len(self.Z), len(self.offset)
         what = f"The sums over blocks of rows of a full covariance of M={M} inducing points"
         require_memory(8.0 * M**2 * (1 + c * defaults.HELD_SUMS), what, ROOM)
-
-
-# ---- the steps
 
 
 class BlocksProblem:

@@ -35,8 +35,7 @@ from scipy import sparse
 from torch import Tensor
 
 from skgp.inference.defaults import COUNTED_POINTS, DENSE_SYSTEM, SHARED_JITTER, SPARSE_ENTRY
-from skgp.inference.full_system import FullSystem
-from skgp.inference.natural import Posterior, Sites
+from skgp.inference.natural import FullSystem, Posterior, Sites
 from skgp.inference.neighbors.assembly import (
     LocalPrior,
     assembly_of,
@@ -48,8 +47,6 @@ from skgp.inference.neighbors.conditionals import SharedConditionals, Tiles
 from skgp.kernels.gram import gram_diag
 from skgp.linalg.cg import CGResult, block_cg
 from skgp.linalg.runtime import require_memory
-
-# ---- the sparse matrix A of the rows
 
 
 class RowWeights:
@@ -104,9 +101,6 @@ def row_weights(tiles: Tiles) -> RowWeights:
     parts = [(local.weights, local.variance) for _, local in tiles]
     weights, variance = map(torch.cat, zip(*parts, strict=True))
     return RowWeights(tiles.active, weights, variance, len(tiles.Z))
-
-
-# ---- the system
 
 
 @dataclass(frozen=True)

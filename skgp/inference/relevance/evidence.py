@@ -52,18 +52,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from skgp.inference.defaults import (
-    CANDIDATES,
-    INNER_STEPS,
-    MIN_CURVATURE,
-    MODE_HALVINGS,
-    MODE_STEPS,
-    MOST_CANDIDATES,
-    NOISE_FLOOR,
-    START_NOISE,
+from skgp.inference import defaults
+from skgp.inference.relevance.steps import (
+    DesignSource,
+    Dictionary,
+    EvidenceState,
+    all_rows,
+    make_source,
+    maximise_evidence,
 )
-from skgp.inference.relevance.sources import DesignSource, Dictionary, all_rows, make_source
-from skgp.inference.relevance.steps import EvidenceState, maximise_evidence
 from skgp.inference.stochastic.basis import Array, KernelColumns, take_rows
 from skgp.inference.weights.design import check_sample_weight
 from skgp.inference.weights.posterior import LinearWeightsPosterior
@@ -126,8 +123,8 @@ def fit_relevance(
     basis = KernelColumns(kernel, take_rows(X, rows, torch.float64))
     source = make_source(basis, X, y, sample_weight)
     mean_square = source.sum_square / source.n_rows or 1.0  # of targets that are all 0, any unit
-    noise = START_NOISE * mean_square if noise_variance is None else float(noise_variance)
-    floor = min(NOISE_FLOOR * mean_square, noise) if learn_noise else None
+    noise = defaults.START_NOISE * mean_square if noise_variance is None else float(noise_variance)
+    floor = min(defaults.NOISE_FLOOR * mean_square, noise) if learn_noise else None
     recorder = StopRecorder(callback)
     state = EvidenceState(source, noise)
     history, converged = maximise_evidence(state, floor, max_iter, tol, recorder)
@@ -144,11 +141,7 @@ def fit_relevance(
 
 
 def relevance_fit(
-    state: EvidenceState,
-    basis: KernelColumns,
-    rows: Tensor,
-    history: list[float],
-    converged: bool,
+    state: EvidenceState, basis: KernelColumns, rows: Tensor, history: list[float], converged: bool
 ) -> RelevanceFit:
     """Wrap a refreshed state; `rows` are those of X that the basis is centred on."""
     order = state.indices.argsort()
@@ -156,10 +149,7 @@ def relevance_fit(
     covariance = state.covariance[order][:, order]
     root = jittered_cholesky(covariance).factor if len(order) else covariance
     posterior = LinearWeightsPosterior(
-        KernelColumns(basis.kernel, basis.Z[indices]),
-        state.mean[order],
-        root,
-        root.new_zeros(0),
+        KernelColumns(basis.kernel, basis.Z[indices]), state.mean[order], root, root.new_zeros(0)
     )
     return RelevanceFit(
         indices=rows[indices],
@@ -178,13 +168,10 @@ def choose_candidates(n: int, n_candidates: int | None, generator: torch.Generat
 
     A number of them is drawn; by default 2000 of more than 20000.
     """
-    size = n_candidates or (n if n <= MOST_CANDIDATES else CANDIDATES)
+    size = n_candidates or (n if n <= defaults.MOST_CANDIDATES else defaults.CANDIDATES)
     if size >= n:
         return torch.arange(n, device=generator.device)
     return sample_without_replacement(n, size, generator=generator)
-
-
-# ---- classification
 
 
 class OneVsRestPosterior(TensorState):
@@ -276,14 +263,14 @@ class LaplaceProblem:
         """Find the mode by Newton's method from `start` (r,); O(n r^2) a step."""
         Phi, mean = self.dictionary.some(indices), start
         value = self._log_joint(Phi @ mean, mean, precision)
-        for _ in range(MODE_STEPS):
+        for _ in range(defaults.MODE_STEPS):
             slope, curvature = self._derivatives(Phi @ mean)
             gradient = Phi.mT @ slope - precision * mean
             step = cho_solve(_factor(Phi, curvature, precision), gradient)
             # half the Newton decrement: the rise that is left
             if float(step @ gradient) <= 1e-13 * (1 + float(value.abs())):
                 break
-            for size in 0.5 ** np.arange(MODE_HALVINGS):
+            for size in 0.5 ** np.arange(defaults.MODE_HALVINGS):
                 new = self._log_joint(Phi @ (mean + size * step), mean + size * step, precision)
                 if new > value:
                     break
@@ -298,7 +285,7 @@ class LaplaceProblem:
     def source(self, mode: LaplaceMode) -> DesignSource:
         """Regression of unit noise variance that is the problem to second order at a mode."""
         slope, curvature = self._derivatives(mode.fitted)
-        curvature = curvature.clamp_min(MIN_CURVATURE)
+        curvature = curvature.clamp_min(defaults.MIN_CURVATURE)
         return DesignSource(self.dictionary, mode.fitted + slope / curvature, curvature)
 
     def _log_joint(self, fitted: Tensor, mean: Tensor, precision: Tensor) -> Tensor:
@@ -325,7 +312,7 @@ def _fit_column(
     state = EvidenceState(problem.source(mode), 1.0)
     passed_over = torch.zeros_like(state.S, dtype=torch.bool)
     history: list[float] = []
-    n_steps, converged, stop = INNER_STEPS, False, callback.stopped
+    n_steps, converged, stop = defaults.INNER_STEPS, False, callback.stopped
     while len(history) < max_iter and not stop and not converged:
         proposal, first = _inner_steps(state, n_steps, tol, passed_over)
         converged = first is None
@@ -334,7 +321,7 @@ def _fit_column(
             if new.log_evidence > mode.log_evidence:
                 mode = new
                 state = EvidenceState(problem.source(mode), 1.0, mode.indices, mode.precision)
-                passed_over[:], n_steps = False, INNER_STEPS
+                passed_over[:], n_steps = False, defaults.INNER_STEPS
             elif n_steps > 1:
                 n_steps = 1
             else:

@@ -55,6 +55,7 @@ from skgp.inference.stochastic.basis import (
     IndexSet,
     InducingBasis,
     KernelColumns,
+    SparseAdam,
     everything,
     take_rows,
 )
@@ -65,7 +66,6 @@ from skgp.inference.stochastic.estimators import (
     sample_design,
     support_features,
 )
-from skgp.inference.stochastic.optimizers import SparseAdam
 from skgp.inference.weights.gram import optimal_std
 from skgp.inference.weights.posterior import LinearWeightsPosterior
 from skgp.linalg.runtime import Callback

@@ -28,6 +28,7 @@ from torch import Tensor
 
 from skgp.inference import defaults
 from skgp.inference.stochastic.basis import (
+    AdaGrad,
     Array,
     IndexSet,
     StochasticBasis,
@@ -35,12 +36,11 @@ from skgp.inference.stochastic.basis import (
     n_sampled_units,
     take_rows,
 )
-from skgp.inference.stochastic.optimizers import AdaGrad
 from skgp.linalg.runtime import Callback, TensorState
 from skgp.optim import LossPlateau, exponential_decay, sample_without_replacement
 
 if TYPE_CHECKING:
-    from skgp.inference.stochastic.hyperparameters import HyperParameters
+    from skgp.inference.stochastic.state import HyperParameters
 
 
 @dataclass(kw_only=True)

@@ -78,8 +78,7 @@ from skgp.inference.stochastic.estimators import (
     quadratic_loss,
     sample_design,
 )
-from skgp.inference.stochastic.hyperparameters import HyperParameters, check_learnable
-from skgp.inference.stochastic.state import SGDState
+from skgp.inference.stochastic.state import HyperParameters, SGDState, check_learnable
 from skgp.kernels import gram
 from skgp.optim import ValidationPlateau
 

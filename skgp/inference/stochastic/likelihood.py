@@ -101,8 +101,7 @@ from torch import Tensor
 from skgp.inference import defaults
 from skgp.inference.stochastic.basis import Array, IndexSet, StochasticBasis
 from skgp.inference.stochastic.engine import SGDOptions, StochasticSolver
-from skgp.inference.stochastic.hyperparameters import HyperParameters, check_learnable
-from skgp.inference.stochastic.state import LikelihoodState
+from skgp.inference.stochastic.state import HyperParameters, LikelihoodState, check_learnable
 from skgp.likelihoods import Likelihood
 
 

@@ -30,8 +30,6 @@ References
    Gaussian processes.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -43,9 +41,8 @@ from skgp.inference.defaults import CACHED_NUMBERS, RESIDUAL_ROUNDING, SHARED_JI
 from skgp.kernels.gradients import weighted_gradient
 from skgp.kernels.gram import gram, gram_diag
 from skgp.linalg import NotPositiveDefiniteError
-from skgp.linalg.cholesky import cho_solve, jittered_cholesky
+from skgp.linalg.cholesky import UnitLower, cho_solve, jittered_cholesky
 from skgp.linalg.runtime import gather_rows, tile_rows
-from skgp.linalg.triangular import UnitLower
 
 
 @dataclass(frozen=True)
@@ -172,8 +169,6 @@ class Conditionals:
         if m:
             of_theta += self._of_inducing(of_features)
         return of_theta, of_noise
-
-    # ---- one tile
 
     def _slices(self) -> Iterator[slice]:
         t, size = self.group.shape

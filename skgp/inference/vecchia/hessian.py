@@ -43,8 +43,6 @@ References
    Gaussian processes.
 """
 
-from __future__ import annotations
-
 from functools import cached_property, partial
 from typing import Any, NamedTuple
 
@@ -52,9 +50,9 @@ import torch
 from torch import Tensor
 
 from skgp.inference.defaults import DRAW_NUMBERS, DRAW_TOL, LATENT_CG, LATENT_DENSE, PROBE_TOL
+from skgp.inference.newton_steps import Direction
 from skgp.inference.vecchia.conditionals import VecchiaRoot
 from skgp.inference.weights.design import add_gram
-from skgp.inference.weights.directions import Direction
 from skgp.linalg.cg import CGResult, block_cg, log_quadrature
 from skgp.linalg.cholesky import cho_solve, jittered_cholesky, log_det
 

@@ -37,16 +37,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from skgp.inference.defaults import (
-    FORCING,
-    LATENT_CUBES,
-    LATENT_DRAWS,
-    LATENT_STEPS,
-    LATENT_TOL,
-    LEAST_DRAWS,
-    MOST_DRAWN,
-    START_TOL,
-)
+from skgp.inference import defaults
 from skgp.inference.newton import NewtonProblem, fit_newton, newton_problem
 from skgp.inference.vecchia.conditionals import Conditionals, Tile, VecchiaRoot
 from skgp.inference.vecchia.hessian import (
@@ -94,7 +85,7 @@ def find_mode(
     weight: Tensor | None = None,
     *,
     start: Tensor | None = None,
-    tol: float = LATENT_TOL,
+    tol: float = defaults.LATENT_TOL,
     callback: Callback | None = None,
 ) -> LatentMode:
     """Newton's method; offset (c,) or (n, c).
@@ -108,18 +99,18 @@ def find_mode(
         problem = replace(problem, is_signed=True)
     first = None
     if start is not None:
-        first = _newton_step(root, problem, start, START_TOL)
+        first = _newton_step(root, problem, start, defaults.START_TOL)
     elif likelihood.has_link or not likelihood.is_log_concave:
         # Where each observation has its own mode; from f = 0 most would be far off.
         nearest, _ = likelihood.gaussian_observations(problem.Y, problem.offset)
-        first = _newton_step(root, problem, nearest, FORCING)
+        first = _newton_step(root, problem, nearest, defaults.FORCING)
     found = fit_newton(
         problem,
         start=first,
         solver=directions,
         tol=tol,
         loss_tol=0.0,
-        max_iter=LATENT_STEPS,
+        max_iter=defaults.LATENT_STEPS,
         callback=callback,
     )
     H = hessian(root, problem.curvature(found.latent))
@@ -155,7 +146,7 @@ class EvidenceTerms:
         problem = mode.problem
         skewness = mode.likelihood.skewness(problem.Y, mode.latent)
         slope = 0.5 * self.variance * W * skewness  # s
-        moved = mode.hessian.solve(root.rmatmul(slope), LATENT_TOL, mode.signed)[0]  # h
+        moved = mode.hessian.solve(root.rmatmul(slope), defaults.LATENT_TOL, mode.signed)[0]  # h
         x, y = [mode.weights + 2 * moved, pairs.x], [mode.weights, pairs.y]
         of_mode = root.matmul(moved)  # (n, c)
         self._mode, self._motion = mode, of_mode
@@ -223,7 +214,7 @@ class LatentPosterior(VecchiaPosterior):
     group: Tensor  # (n, H + 1) of int32; neighbours and, last, the point itself
     curvature: Tensor  # (n, c); W
     seed: int  # of the draws
-    most_draws: int = LATENT_DRAWS
+    most_draws: int = defaults.LATENT_DRAWS
 
     def _lasting(self) -> dict[str, Any]:
         return {name: value for name, value in super()._lasting().items() if name != "spread"}
@@ -256,11 +247,11 @@ class LatentPosterior(VecchiaPosterior):
     def _n_draws(self) -> int:
         """Fewer of many points."""
         numbers = len(self.offset) * (len(self.X) + len(self.Z))
-        return max(LEAST_DRAWS, min(self.most_draws, MOST_DRAWN // numbers))
+        return max(defaults.LEAST_DRAWS, min(self.most_draws, defaults.MOST_DRAWN // numbers))
 
     @property
     def _is_dense(self) -> bool:
-        return len(self.offset) * (len(self.X) + len(self.Z)) ** 3 <= LATENT_CUBES
+        return len(self.offset) * (len(self.X) + len(self.Z)) ** 3 <= defaults.LATENT_CUBES
 
     @property
     def _tile_rows(self) -> int:

@@ -16,8 +16,6 @@ References
    of dense kernel matrices by greedy conditional selection.
 """
 
-from __future__ import annotations
-
 import math
 
 import torch

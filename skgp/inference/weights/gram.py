@@ -237,9 +237,6 @@ def _check(statistics: StreamingGram, noise_variance: float) -> None:
         raise ValueError("The statistics hold no rows yet: call update(X, y) first.")
 
 
-# ---- the best Gaussian q(w)
-
-
 def optimal_gaussian(
     gram: Tensor,  # Phi' Phi (m, m); not changed
     projection: Tensor,  # Phi' y (m,); or (m, t) of t targets, which have one C

@@ -114,9 +114,6 @@ class WeightGaussian(TensorState):
         return Phi @ self.columns, Phi[:, self.n_dense :] * self.tail_std
 
 
-# ---- predictions
-
-
 class LinearWeightsPosterior(TensorState):
     r"""Gaussian over the weights of a basis, and its predictions of the noise-free f.
 

@@ -11,13 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from skgp.inference.defaults import (
-    KEPT_FACTORS,
-    N_DIRECTIONS,
-    PRECONDITIONER_BYTES,
-    PRECONDITIONER_ROWS,
-    RIDGE_FACTOR,
-)
+from skgp.inference import defaults
 from skgp.inference.weights.design import StreamedDesign, add_gram
 from skgp.linalg import NumericalWarning, warn_caller
 from skgp.linalg.cg import CGResult, block_cg
@@ -50,7 +44,10 @@ def weights_cg(
     """
     p = n_precondition_rows
     if p is None:
-        p = min(PRECONDITIONER_ROWS, tile_rows(8 * design.n_features, PRECONDITIONER_BYTES))
+        p = min(
+            defaults.PRECONDITIONER_ROWS,
+            tile_rows(8 * design.n_features, defaults.PRECONDITIONER_BYTES),
+        )
     preconditioner = None
     if p:
         preconditioner = subsample_preconditioner(design, noise_variance, p, generator=generator)
@@ -76,7 +73,7 @@ def subsample_preconditioner(
     for block in design.blocks:
         rows = ratio**0.5 * design.features(block, chosen)  # (p, width)
         factor[design.basis.block_slice(block)] = rows.mT
-    return NystromPreconditioner(factor, noise_variance * (1 + RIDGE_FACTOR * (ratio - 1)))
+    return NystromPreconditioner(factor, noise_variance * (1 + defaults.RIDGE_FACTOR * (ratio - 1)))
 
 
 @dataclass(frozen=True)
@@ -96,7 +93,7 @@ def gauss_seidel(
     noise_variance: float,
     *,
     block_size: int = 2000,  # largest number of weights solved for at once: blocks are joined
-    n_directions: int = N_DIRECTIONS,  # displacements of sweeps kept; 0 is plain Gauss-Seidel
+    n_directions: int = defaults.N_DIRECTIONS,  # sweeps' displacements kept; 0: Gauss-Seidel
     tol: float = 1e-6,  # relative gradient norm at which every column has converged
     max_iter: int = 100,  # sweeps
     generator: torch.Generator | None = None,  # draws the order of the blocks; cyclic without it
@@ -209,7 +206,7 @@ class _Columns:
         self.slice = slice(basis.block_slice(blocks[0]).start, basis.block_slice(blocks[-1]).stop)
         self.width = self.slice.stop - self.slice.start
         n_bytes = design.n_rows * self.width * design.dtype.itemsize
-        self._held = self.whole() if n_bytes <= KEPT_FACTORS * memory_budget() else None
+        self._held = self.whole() if n_bytes <= defaults.KEPT_FACTORS * memory_budget() else None
 
     def whole(self) -> Tensor:
         """All rows, (n, width)."""
@@ -249,7 +246,7 @@ class _BlockSolver:
 
     def __init__(self, design: StreamedDesign, noise_variance: float):
         self._n_rows, self._noise_variance = design.n_rows, noise_variance
-        self._bytes_left = KEPT_FACTORS * memory_budget(design.device)
+        self._bytes_left = defaults.KEPT_FACTORS * memory_budget(design.device)
         self._factors: dict[int, Tensor] = {}
 
     def step(self, c: int, columns: _Columns, state: _State) -> Tensor:

@@ -109,11 +109,7 @@ def latent_moments(state: SWSGPState, X: Tensor, active: Tensor) -> tuple[Tensor
 
 
 def local_moments(
-    joint: Tensor,
-    mean: Tensor,
-    *,
-    var: Tensor | None = None,
-    covariance: Tensor | None = None,
+    joint: Tensor, mean: Tensor, *, var: Tensor | None = None, covariance: Tensor | None = None
 ) -> LocalMoments:
     """Moments of q(f) and local KL divergences, with gradients in closed form, of first order.
 

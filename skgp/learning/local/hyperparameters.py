@@ -106,9 +106,6 @@ def _beside_jitter(kernel, data: Data, jitter: float):
     return signal + WhiteKernel(least, white.noise_level_bounds)
 
 
-# ---- labels as numbers
-
-
 def label_targets(labels: Tensor, n_classes: int, dtype: torch.dtype) -> Tensor:
     """Labels 0 ... C - 1 as columns of -1 and +1: one column for two classes, else one a class."""
     if n_classes == 2:

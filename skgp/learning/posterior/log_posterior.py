@@ -158,8 +158,6 @@ class LogPosterior(Density):
                 gradients[points] = np.where(usable[:, None], gradient, 0.0)
         return values, gradients
 
-    # ---- likelihood
-
     def log_likelihood(self, u: np.ndarray) -> float:
         """Log marginal likelihood at u (n_dims,), in nats; NaN where it has none."""
         return float(self._likelihoods(np.asarray(u, dtype=float)[None], slope=False)[0][0])

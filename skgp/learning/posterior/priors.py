@@ -216,11 +216,7 @@ def resolve_priors(
 
 
 def _from_mapping(
-    prior: Mapping,
-    kernel: Any,
-    free: list,
-    default: Priors,
-    columns: Sequence[str] | None,
+    prior: Mapping, kernel: Any, free: list, default: Priors, columns: Sequence[str] | None
 ) -> Priors:
     """Priors from a mapping of names, of hyper-parameters, their places or elements."""
     places = element_names(kernel, columns, by_place=True)

@@ -41,8 +41,7 @@ from skgp.inference.defaults import LOW_RANK_COPIES
 from skgp.inference.pathwise import affordable_rank
 from skgp.learning.posterior import defaults as tuned
 from skgp.learning.posterior.log_posterior import LogPosterior
-from skgp.learning.posterior.modes import bounded_inverse, measure_curvature, noise_of
-from skgp.learning.posterior.neighbors import find_start
+from skgp.learning.posterior.modes import bounded_inverse, find_start, measure_curvature, noise_of
 from skgp.learning.posterior.priors import element_names
 from skgp.learning.posterior.stochastic_gradient import Probes, StochasticGradient, wide_estimates
 from skgp.linalg import NumericalWarning
@@ -198,9 +197,6 @@ def _mean_gradient(
         gradient.n_gradients += 1
         tell()
     return np.average(rows, axis=0, weights=sizes)
-
-
-# ---- the search for the mode
 
 
 class FixedProbeGradient:

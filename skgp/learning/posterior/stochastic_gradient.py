@@ -207,9 +207,6 @@ class _Nystrom:
         return signal, of_noise
 
 
-# ---- gradients less what their noise has in common with an anchor
-
-
 def wide_estimates(
     field: StochasticGradient,
     u: np.ndarray,
@@ -310,9 +307,6 @@ def make_anchor(
         at.warm,
         len(gradients),
     )
-
-
-# ---- gradients as samplers ask for them
 
 
 @dataclass

@@ -28,12 +28,12 @@ from skgp.kernels.expression import WhiteKernel, split_noise
 from skgp.kernels.hyperparameters import bounds_of, sizes_of, theta_of, with_theta
 from skgp.learning.defaults import GLOBAL_SEARCH, LEAST_EFFECT
 from skgp.learning.evidence import ExactEvidence
-from skgp.learning.kernel_family import ChoiceSettings, of_pure_noise
 from skgp.learning.laplace_evidence import LaplaceEvidence
 from skgp.learning.latent_starts import latent_start, latent_structure, search_by_numbers
 from skgp.learning.search import HyperparameterFit, SearchSettings, fit_hyperparameters
 from skgp.learning.sparse import defaults
 from skgp.learning.sparse.objective import Objective, Problem, Settings
+from skgp.learning.starts import ChoiceSettings, of_pure_noise
 from skgp.likelihoods import Likelihood
 from skgp.linalg.runtime import Callback
 from skgp.optim.bfgs import minimize_lbfgs
@@ -200,9 +200,6 @@ def _log_prior(centre, ratio_std: float | None) -> LogDensity:
         return -0.5 * float(deviation @ deviation), -deviation / (ratio_std or 1.0)
 
     return log_prior
-
-
-# ------------------------------------------------------------- other kernels to begin at
 
 
 def other_starts(problem: Problem, kernel, loss: float = -math.inf) -> list[tuple[Any, float]]:

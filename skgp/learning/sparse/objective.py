@@ -240,9 +240,6 @@ class Settings:
     sizes: tuple[int, ...] = ()  # of inducing points, beyond those of the start, to try in order
 
 
-# --------------------------------------------------------------------------------- held-out data
-
-
 def split(data: Data, fraction: float, generator: torch.Generator) -> tuple[Data, Data]:
     """Rows to learn from and held-out rows, stratified by y; equal rows of X stay together.
 
@@ -303,9 +300,6 @@ class BestState:
             self.loss, self._n_worse = loss, 0
         self.losses.append(loss)
         return self._n_worse >= defaults.SCORE_PATIENCE
-
-
-# --------------------------------------------------------------------------------- rows in batches
 
 
 def update(

@@ -82,9 +82,6 @@ class SparseCoordinates(Coordinates):
         return {"mean": mean, "root": root}
 
 
-# ------------------------------------------------------------------------------ all rows: L-BFGS
-
-
 def fit_all_rows(
     state: SparseState,  # to begin with
     data: Data,
@@ -149,9 +146,6 @@ def _rounds(max_iter: int) -> Iterator[int]:
             yield defaults.SHORT_ROUND
             max_iter -= defaults.SHORT_ROUND
     yield max_iter
-
-
-# ------------------------------------------------------------------------------ minibatches: Adam
 
 
 def fit_minibatch(
@@ -234,9 +228,6 @@ def fit_minibatch(
     return Training(found, total * settled(history), history, converged, recorder.stopped)
 
 
-# ------------------------------------------------------------ means moved towards least squares
-
-
 @dataclass(frozen=True)
 class Blend:
     r"""Means of the log-loss moved towards those of least squares: :math:`a_s = (1 - s) a + s a_t`.
@@ -288,9 +279,6 @@ def blended(state: SparseState, data: Data, blend: Blend) -> SparseState:
     sums = statistics(state.kernel, data, state.Z)
     mean = square_loss_path(sums, sums.gram.new_tensor([blend.ratio]))
     return replace(state, mean=(1 - blend.share) * state.mean + blend.share * mean)
-
-
-# ------------------------------------------------------------ noise and widths for the log-loss
 
 
 def with_floor(state: SparseState, objective: Objective) -> Objective:

@@ -248,9 +248,6 @@ def _robust_start(problem: Problem, bound: Objective) -> Training:
     return fit_all_rows(optimal_posterior(state, data, bound), data, fixed, **options)
 
 
-# ------------------------------------------------------------------- an inducing point at every row
-
-
 def is_conjugate(objective: Objective) -> bool:
     """Whether the posterior of a dense process is known in closed form, at least up to beta."""
     by_bayes = objective.name != "log_loss" or _by_bayes_rule(objective)

@@ -7,8 +7,7 @@ import torch
 from skgp.blocks import sum_of_neighbors
 from skgp.data import Data
 from skgp.inference.defaults import SHARED_JITTER
-from skgp.inference.full_system import FullSystem
-from skgp.inference.natural import fit_sites, natural_steps
+from skgp.inference.natural import FullSystem, fit_sites, natural_steps
 from skgp.inference.neighbors.conditionals import SharedConditionals, Tiles
 from skgp.inference.neighbors.search import active_sets
 from skgp.inference.neighbors.sums import BlocksProblem, FullRows, LocalRows

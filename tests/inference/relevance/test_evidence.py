@@ -13,8 +13,15 @@ from skgp.inference.relevance.evidence import (
     fit_relevance,
     fit_relevance_classifier,
 )
-from skgp.inference.relevance.sources import DesignSource, Dictionary, GramSource, make_source
-from skgp.inference.relevance.steps import EvidenceState, Move, update_noise
+from skgp.inference.relevance.steps import (
+    DesignSource,
+    Dictionary,
+    EvidenceState,
+    GramSource,
+    Move,
+    make_source,
+    update_noise,
+)
 from skgp.inference.stochastic.basis import KernelColumns
 from skgp.likelihoods import Bernoulli
 from skgp.linalg.runtime import memory_limit

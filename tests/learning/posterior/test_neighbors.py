@@ -10,8 +10,7 @@ from sklearn.gaussian_process.kernels import RBF, Matern, WhiteKernel
 from skgp.data import merge_replicates
 from skgp.learning.posterior import defaults as tuned
 from skgp.learning.posterior.log_posterior import LogPosterior
-from skgp.learning.posterior.modes import laplace_modes
-from skgp.learning.posterior.neighbors import NeighborPosterior, approximate
+from skgp.learning.posterior.modes import NeighborPosterior, approximate, laplace_modes
 from skgp.learning.posterior.priors import default_priors
 from skgp.learning.posterior.sampling import sample_by_density
 from skgp.learning.vecchia import VecchiaSettings, evidence_of

@@ -13,8 +13,7 @@ from sklearn.gaussian_process.kernels import RBF, WhiteKernel
 from skgp.data import merge_replicates
 from skgp.learning.posterior import defaults as tuned
 from skgp.learning.posterior.log_posterior import LogPosterior
-from skgp.learning.posterior.modes import laplace_modes, measure_curvature
-from skgp.learning.posterior.neighbors import find_start
+from skgp.learning.posterior.modes import find_start, laplace_modes, measure_curvature
 from skgp.learning.posterior.priors import default_priors
 from skgp.learning.posterior.set_up import FixedProbeGradient, ModeSearch, set_up
 from skgp.learning.posterior.stochastic_gradient import StochasticGradient, make_anchor
