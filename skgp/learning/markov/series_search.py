@@ -285,11 +285,16 @@ def with_structure_of_sites(
     best = with_structure(near, left_by_terms(working, near, whole), whole, gaussian).best
     if best is near:
         return found
+    sites = each.sites
 
     def criterion(trial: Search) -> float:
         return trial.value - 0.5 * math.log(len(state.times)) * len(trial.components[0].theta)
 
-    return max(found, search(best.components[0], found.parameters), key=criterion)
+    trial = search(best.components[0], found.parameters)
+    if criterion(trial) > criterion(found):
+        return trial
+    each.sites = sites  # where those of the state begin
+    return found
 
 
 def _working(series: Series, state: Any) -> tuple[Series, float]:
