@@ -285,7 +285,6 @@ def with_structure_of_sites(
     best = with_structure(near, left_by_terms(working, near, whole), whole, gaussian).best
     if best is near:
         return found
-    sites = each.sites
 
     def criterion(trial: Search) -> float:
         return trial.value - 0.5 * math.log(len(state.times)) * len(trial.components[0].theta)
@@ -293,7 +292,7 @@ def with_structure_of_sites(
     trial = search(best.components[0], found.parameters)
     if criterion(trial) > criterion(found):
         return trial
-    each.sites = sites  # where those of the state begin
+    each.sites = state.beta, state.weight  # where those of the fit begin
     return found
 
 
