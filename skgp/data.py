@@ -98,18 +98,19 @@ class Data(TensorState):
     def merged(self, *, any_likelihood: bool = False) -> "Data":
         """Those of equal inputs merged, in float64: see `merge_replicates`. O(n d log n).
 
-        Only Gaussian noise allows it; `any_likelihood` those of equal target (n,) and offset, too.
+        Only Gaussian noise allows it; `any_likelihood` those of equal targets and offset, too.
         """
         if not any_likelihood:
             X, y = (each.cpu().double().numpy() for each in (self.X, self.y))
             weight = None if self.weight is None else self.weight.cpu().double().numpy()
             return merge_replicates(X, y, weight, self.X.device)
-        columns = [self.X, self.y[:, None], *([] if self.offset is None else [self.offset])]
+        targets = self.y.reshape(len(self), -1)
+        columns = [self.X, targets, *([] if self.offset is None else [self.offset])]
         found = replace(self, X=torch.cat([each.double() for each in columns], 1)).merged()
         parts = found.X.split([each.shape[1] for each in columns], 1)
         X, y, *offset = (part.contiguous() for part in parts)
         scatter = None if found.weight is None else torch.zeros_like(found.weight)
-        return Data(X, y[:, 0], found.weight, scatter, *offset)
+        return Data(X, y.reshape(-1, *self.y.shape[1:]), found.weight, scatter, *offset)
 
     def some(self, size: int, generator: torch.Generator) -> "Data":
         """At most `size` observations at random, in their order."""

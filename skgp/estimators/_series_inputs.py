@@ -249,8 +249,10 @@ class SeriesInputs(BaseGP):
             return self.kernel, {}
         return split_terms(self.kernel, self._place)
 
-    def _make_terms(self, X: torch.Tensor, additive: bool) -> Terms | None:
-        """The terms of training rows X (n, d), if there are any.
+    def _make_terms(
+        self, X: torch.Tensor, weight: torch.Tensor | None, additive: bool
+    ) -> Terms | None:
+        """The terms of training rows X (n, d) of some weights (n,), if there are any.
 
         `additive` noise is of standardised targets.
         """
@@ -264,7 +266,9 @@ class SeriesInputs(BaseGP):
             parts.append(Polynomial.over(X[:, place], degree, wide, place=place))
         for j, kind in kinds.items():
             assert table is not None
-            options = {"n_levels": len(table.levels[j])} if kind == "categorical" else {}
+            options: dict[str, Any] = {"weight": weight}
+            if kind == "categorical":
+                options["n_levels"] = len(table.levels[j])
             parts.append(_KINDS[kind].of(X[:, j], str(table.names[j]), j, wide, **options))
         if parts and self.n_inducing is not None:
             raise ValueError(

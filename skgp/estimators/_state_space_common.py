@@ -22,6 +22,7 @@ from skgp.estimators._reduction import warn_of_few_rows
 from skgp.estimators._series_inputs import SeriesInputs
 from skgp.estimators._state_space_states import (
     State,
+    distinct,
     forms_of,
     joined,
     kernel_of,
@@ -219,13 +220,13 @@ class StateSpaceMixin(IndexedOutput, SeriesInputs):
         if not one:
             self._columns = [column for column, part in enumerate(signals) if part is not None]
         kernels = [kernel for kernel in signals if kernel is not None]
-        data = self._seen(data, backend)
+        data = distinct(self._seen(data, backend), self._place)
         tol = max(self.tol, SERIES_LEAST_GAIN / total, 0.0 if one else self._additive_tol(total))
         search: dict[str, Any] = {"max_iter": self.max_iter, "tol": tol, "callback": callback}
         self._offsets, self._stream = list(offsets), None
         if one:
             search |= {"start": start, **self._series_options(process, backend, stream=stream)}
-            terms = self._make_terms(data.X, likelihood.is_additive)
+            terms = self._make_terms(data.X, data.weight, likelihood.is_additive)
             series = series_of(data, terms)
             fits = [fit_series(kernels, series, likelihood, offsets=offsets, terms=terms, **search)]
         else:

@@ -44,6 +44,16 @@ def joined(data: Data, other: Data) -> Data:
     return Data(**columns)
 
 
+def distinct(data: Data, place: int | None) -> Data:
+    """Rows of a series with covariates: those of equal columns and targets as one of their weight.
+
+    `place` is that of the times; None of an additive model, which is as it was.
+    """
+    if place is None or data.X.shape[1] == 1 or len(data.X[:, place].unique()) == len(data):
+        return data
+    return data.merged(any_likelihood=True)
+
+
 def series_of(data: Data, terms: Terms | None) -> list[Series]:
     """One series a column of y."""
     rest = data.weight, data.log_exposure

@@ -198,6 +198,11 @@ def _kept(numbers: bytes, shape: tuple, dtype: torch.dtype, device: torch.device
     return torch.tensor(np.frombuffer(numbers).reshape(shape), dtype=dtype, device=device)
 
 
+def namespace(x: Tensor | np.ndarray) -> Any:
+    """NumPy of an array, which is how few numbers take less than overheads of torch; else torch."""
+    return np if isinstance(x, np.ndarray) else torch
+
+
 def to_arrays(*tensors: Tensor) -> tuple[np.ndarray, ...]:
     """Arrays of some tensors of one device, in a single transfer; of the CPU without a copy."""
     tensors = tuple(tensor.detach() for tensor in tensors)

@@ -18,9 +18,9 @@ References
 from collections import deque
 from collections.abc import Callable
 
-import torch
 from torch import Tensor
 
+from skgp.linalg.runtime import namespace
 from skgp.optim.defaults import MIXED_PLACES, MIXING_RIDGE
 
 
@@ -38,19 +38,20 @@ class AndersonMixing:
         self._places.clear()
 
     def __call__(self, x: Tensor, image: Tensor, whiten: Callable[[Tensor], Tensor]) -> Tensor:
-        """Where to go from x (...) with that image (...).
+        """Where to go from x (...) with that image (...), tensors or arrays.
 
         `whiten` maps changes of x (k, ...) to vectors (k, p), whose norms say what counts.
         """
+        xp = namespace(x)
         residual = image - x
-        self._places.append(torch.stack([x, residual]))
+        self._places.append(xp.stack([x, residual]))
         if len(self._places) == 1:
             return image
         *past, last = self._places
-        changes = last - torch.stack(past)  # (k, 2, ...) of x and of its residual
-        whitened = whiten(torch.cat([changes[:, 1], residual[None]]))
+        changes = last - xp.stack(past)  # (k, 2, ...) of x and of its residual
+        whitened = whiten(xp.concatenate([changes[:, 1], residual[None]]))
         A, rest = whitened[:-1], whitened[-1]
         gram = A @ A.T
-        gram.diagonal().mul_(1 + MIXING_RIDGE).add_(torch.finfo(gram.dtype).tiny)
-        share = torch.linalg.solve(gram, A @ rest)
-        return image - torch.tensordot(share, changes.sum(1), dims=1)
+        gram = gram + xp.diag(MIXING_RIDGE * gram.diagonal() + xp.finfo(gram.dtype).tiny)
+        share = xp.linalg.solve(gram, A @ rest)
+        return image - (share @ changes.sum(1).reshape(len(share), -1)).reshape(x.shape)

@@ -15,9 +15,9 @@ import pytest
 import torch
 from sklearn.gaussian_process.kernels import Matern
 
+from skgp.inference.markov.exact_sites import fit_sites
 from skgp.inference.markov.posterior import Posterior
 from skgp.inference.markov.series import make_series
-from skgp.inference.markov.sites import fit_sites
 from skgp.kernels.sde import state_space
 from skgp.likelihoods import Bernoulli, Poisson, StudentT
 

@@ -51,12 +51,8 @@ from torch import Tensor
 from skgp.inference.defaults import ROUNDING, SETTLED, SETTLED_MIX, SHORTEST
 from skgp.inference.markov.expectations import expectations
 from skgp.inference.markov.series import Series
-from skgp.inference.markov.short import DensePrior
-from skgp.inference.markov.smoother import SitesEvidence, evidence
-from skgp.kernels.sde import Dynamics
 from skgp.likelihoods import Likelihood
-from skgp.linalg import NotPositiveDefiniteError
-from skgp.linalg.runtime import Callback
+from skgp.linalg.runtime import Callback, namespace
 from skgp.optim.loop import NonFiniteLossError
 from skgp.optim.mixing import AndersonMixing
 
@@ -109,9 +105,9 @@ class SiteBound(ABC):
         To second order, what they add to the ELBO were f independent from site to site.
         """
         mean, var = self.moments(point)
-        push, rise = changes.unbind(1)
-        parts = (push - rise * mean) * var.sqrt(), rise * (math.sqrt(0.5) * var)
-        return torch.cat(parts, 1)
+        push, rise = changes[:, 0], changes[:, 1]
+        parts = (push - rise * mean) * var**0.5, rise * (math.sqrt(0.5) * var)
+        return namespace(changes).concatenate(parts, 1)
 
     def point(
         self,
@@ -148,8 +144,8 @@ class SiteBound(ABC):
         """Sites that the next step goes to."""
         weight = -point.curvature
         if cautious:
-            to_mode = self.likelihood.mode(self.y) - point.mean
-            weight = torch.where(weight >= 0, weight, point.slope / to_mode)
+            to_mode = namespace(weight).asarray(self.likelihood.mode(self.y)) - point.mean
+            weight = namespace(weight).where(weight >= 0, weight, point.slope / to_mode)
         return self._sites(point.slope, weight, point.mean)
 
     def _sites(self, slope: Tensor, weight: Tensor, place: Tensor) -> tuple[Tensor, Tensor]:
@@ -194,7 +190,8 @@ def climb(
             trial = bound(*_mixed(mixing, bound, point, target))
         else:
             mixing.restart()
-            trial = bound(point.beta.lerp(target[0], step), point.weight.lerp(target[1], step))
+            pairs = zip((point.beta, point.weight), target, strict=True)
+            trial = bound(*(at + step * (to - at) for at, to in pairs))
         n_iter += 1
         if trial is None or trial.elbo < point.elbo - trial.rounding:
             if len(mixing) < 2:
@@ -232,52 +229,11 @@ def _mixed(
     mixing: AndersonMixing, bound: SiteBound, point: SiteFit, target: tuple[Tensor, Tensor]
 ) -> tuple[Tensor, Tensor]:
     """Sites mixed from those so far; of their targets where a weight would become negative."""
-    image, whiten = torch.stack(target), partial(bound.whitened, point)
-    sites = mixing(torch.stack([point.beta, point.weight]), image, whiten)
-    beta, weight = torch.where(sites[1] < 0, image, sites)
+    xp = namespace(target[0])
+    image, whiten = xp.stack(target), partial(bound.whitened, point)
+    sites = mixing(xp.stack([point.beta, point.weight]), image, whiten)
+    beta, weight = xp.where(sites[1] < 0, image, sites)
     return beta, weight
-
-
-def fit_sites(
-    dynamics: Dynamics,
-    series: Series,
-    likelihood: Likelihood,
-    *,
-    offset: float = 0.0,
-    base: tuple[Tensor, Tensor] | None = None,
-    **options: Any,
-) -> SiteFit:
-    """Find the Gaussian process of the greatest ELBO, for fixed hyper-parameters.
-
-    Parameters
-    ----------
-    dynamics : Dynamics
-        The kernel: ``skgp.kernels.state_space(kernel).at()``.
-    series : Series
-        Of m distinct times, see :func:`.make_series`.
-    likelihood : Likelihood
-        The same for all observations: its parameters are scalars.
-    offset : float, default=0.0
-        Prior mean of f.
-    base : tuple of Tensor of shape (m,), optional
-        Fixed sites besides those sought, such as those of earlier observations.
-    **options
-        ``start`` (initial sites), ``max_iter=50`` (evaluations), ``tol=1e-6`` (expected gain in
-        nats per observation below which the search ends) and ``callback``.
-
-    Returns
-    -------
-    SiteFit
-        ``beta`` and ``weight`` (m,), the sites; ``elbo``, in nats; ``posterior``, with ``mean`` and
-        ``var`` (m,) of f less its prior mean, and ``parameter_gradient`` (q,): that of log Z with
-        all sites held.
-
-    Notes
-    -----
-    O(m d^3 + n) per sweep, for d states. Labels and counts take about five sweeps where times are
-    dense and ten where they are sparse; prior variances of 100 may take 50.
-    """
-    return climb(_ExactBound(dynamics, series, likelihood, offset, base), **options)
 
 
 class SeriesBound(SiteBound):
@@ -321,8 +277,8 @@ class SeriesBound(SiteBound):
 
     def expected_gain(self, point: SiteFit, beta: Tensor, weight: Tensor) -> float:
         """What a full step gains if the times were independent, to second order; in nats."""
-        change = torch.stack([beta - point.beta, weight - point.weight])
-        return 0.5 * float(self.whitened(point, change[None]).square().sum())
+        change = namespace(beta).stack([beta - point.beta, weight - point.weight])
+        return 0.5 * float((self.whitened(point, change[None]) ** 2).sum())
 
 
 def sites_mean(
@@ -331,48 +287,3 @@ def sites_mean(
     """Mean of the logarithm of sites (m,), (m,), less that at the centre, under N(mean, var)."""
     away = mean - centre
     return float((beta - weight * centre) @ away - 0.5 * (weight @ (away**2 + var)))
-
-
-class _ExactBound(SeriesBound):
-    """Inference by the smoother."""
-
-    def __init__(
-        self,
-        dynamics: Dynamics,
-        series: Series,
-        likelihood: Likelihood,
-        offset: float,
-        base: tuple[Tensor, Tensor] | None,
-    ) -> None:
-        super().__init__(series, likelihood, offset)
-        self._dynamics, self._base, self._before = dynamics, base, 0.0
-        H = dynamics.observation
-        self._variance = float(H @ dynamics.stationary @ H)
-        lags, self._gaps = series.lags_of(dynamics), series.gaps_of(dynamics)
-        self._prior = None if lags is None else DensePrior(dynamics, lags)
-        if base is not None:
-            self._before = evidence(dynamics, self._gaps, *base).log_normalizer
-
-    def infer(self, beta: Tensor, weight: Tensor) -> tuple[SitesEvidence, tuple[float, ...]] | None:
-        if self._base is not None:
-            beta, weight = beta + self._base[0], weight + self._base[1]
-        centre = self._centre(beta, weight)
-        try:
-            found = evidence(self._dynamics, self._gaps, beta, weight, centre, prior=self._prior)
-        except NotPositiveDefiniteError:
-            return None
-        if not (math.isfinite(found.log_normalizer) and bool(found.mean.isfinite().all())):
-            return None
-        moments = found.mean, found.var
-        divergence = [sites_mean(beta, weight, *moments, centre), -found.log_normalizer]
-        if self._base is not None:
-            # Of the posterior of all rows from that of those before.
-            divergence += [self._before, -sites_mean(*self._base, *moments)]
-        return found, tuple(divergence)
-
-    def _centre(self, beta: Tensor, weight: Tensor) -> Tensor:
-        """Tops of the sites that weigh more than the prior, else 0: log Z is taken from there.
-
-        Little noise would else make terms in log Z and in what the sites expect that cancel.
-        """
-        return torch.where(weight * self._variance > 1, beta / weight, 0.0)

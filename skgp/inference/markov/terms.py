@@ -46,14 +46,14 @@ class Term(TensorState):
     name: str
     place: int  # of the column in X
     wide: float  # standard deviation of coefficients left to the data
-    centre: Tensor | None = None  # (q,) means of the features over the training rows
+    centre: Tensor | None = None  # (q,) weighted means of the features over the training rows
     theta: Tensor = torch.empty(0, dtype=torch.float64)  # (t,), in logarithms
 
     @classmethod
-    def of(cls, x: Tensor, name: str, place: int, wide: float, **options: Any) -> Any:
-        """The term of a training column x (n,), its features about their means there."""
-        term = cls(name, place, wide, **options)
-        return replace(term, centre=term.raw(x).mean(0))
+    def of(cls, x: Tensor, *place: Any, weight: Tensor | None = None, **options: Any) -> Any:
+        """The term of a training column x (n,), its features about their weighted means there."""
+        term = cls(*place, **options)
+        return replace(term, centre=_mean(term.raw(x), weight))
 
     @property
     def bounds(self) -> tuple[Tensor, Tensor]:
@@ -118,11 +118,12 @@ class Linear(Term):
     scale: float = 1.0
 
     @classmethod
-    def of(cls, x: Tensor, name: str, place: int, wide: float, **options: Any) -> Any:
+    def of(cls, x: Tensor, *place: Any, weight: Tensor | None = None, **options: Any) -> Any:
         """The term of a training column x (n,)."""
         # That of equal values is a rounding error, not always 0.
-        scale = float(x.std(correction=0)) if float(x.max()) > float(x.min()) else 1.0
-        return super().of(x, name, place, wide, scale=scale)
+        spread = float(_mean((x - _mean(x, weight)).square(), weight)) ** 0.5
+        scale = spread if float(x.max()) > float(x.min()) else 1.0
+        return super().of(x, *place, weight=weight, scale=scale, **options)
 
     def raw(self, x: Tensor) -> Tensor:
         """Features (n, q) of values x (n,)."""
@@ -168,11 +169,11 @@ class Smooth(Term):
     half: float = 1.0
 
     @classmethod
-    def of(cls, x: Tensor, name: str, place: int, wide: float, **options: Any) -> Any:
+    def of(cls, x: Tensor, *place: Any, weight: Tensor | None = None, **options: Any) -> Any:
         """The term of a training column x (n,)."""
         low, high = float(x.min()), float(x.max())
-        half = (high - low) / 2 or 1.0
-        return super().of(x, name, place, wide, middle=(low + high) / 2, half=half)
+        options |= {"middle": (low + high) / 2, "half": (high - low) / 2 or 1.0}
+        return super().of(x, *place, weight=weight, **options)
 
     @property
     def bounds(self) -> tuple[Tensor, Tensor]:
@@ -232,3 +233,10 @@ class Terms(TensorState):
         """The terms with other parameters, (t_j,) each."""
         pairs = zip(self.parts, thetas, strict=True)
         return replace(self, parts=tuple(replace(part, theta=theta) for part, theta in pairs))
+
+
+def _mean(values: Tensor, weight: Tensor | None) -> Tensor:
+    """Of values (n, ...) of rows of some weights (n,)."""
+    if weight is None:
+        return values.mean(0)
+    return torch.tensordot(weight, values, dims=1) / weight.sum()

@@ -289,7 +289,11 @@ def with_structure_of_sites(
     def criterion(trial: Search) -> float:
         return trial.value - 0.5 * math.log(len(state.times)) * len(trial.components[0].theta)
 
-    return max(found, search(best.components[0], found.parameters), key=criterion)
+    trial = search(best.components[0], found.parameters)
+    if criterion(trial) > criterion(found):
+        return trial
+    each.sites = state.beta, state.weight  # where those of the fit begin
+    return found
 
 
 def _working(series: Series, state: Any) -> tuple[Series, float]:

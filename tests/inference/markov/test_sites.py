@@ -8,9 +8,10 @@ import pytest
 import torch
 from sklearn.gaussian_process.kernels import Matern
 
+from skgp.inference.markov.exact_sites import fit_sites
 from skgp.inference.markov.expectations import left_out_moments
 from skgp.inference.markov.series import Series, make_series
-from skgp.inference.markov.sites import _mixed, fit_sites
+from skgp.inference.markov.sites import _mixed
 from skgp.inference.markov.smoother import evidence
 from skgp.kernels.sde import state_space
 from skgp.learning.markov.objectives import GaussianEvidence

@@ -5,10 +5,10 @@ import pytest
 import torch
 from sklearn.gaussian_process.kernels import Matern
 
+from skgp.inference.markov.exact_sites import fit_sites
 from skgp.inference.markov.inducing import fit_inducing
 from skgp.inference.markov.knots import PairSites
 from skgp.inference.markov.series import Series, make_series
-from skgp.inference.markov.sites import fit_sites
 from skgp.inference.markov.states import InducingState, SeriesState
 from skgp.kernels.sde import state_space
 from skgp.likelihoods import Bernoulli, Gaussian, Poisson, StudentT

@@ -8,9 +8,9 @@ import pytest
 import torch
 from sklearn.gaussian_process.kernels import RBF, Matern
 
+from skgp.inference.markov.exact_sites import fit_sites
 from skgp.inference.markov.series import make_series
 from skgp.inference.markov.short import DensePosterior
-from skgp.inference.markov.sites import fit_sites
 from skgp.kernels import ActiveDims, LocalLinearTrend
 from skgp.kernels.sde import state_space
 from skgp.learning.markov.objectives import Component, GaussianEvidence
