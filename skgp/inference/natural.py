@@ -123,7 +123,7 @@ class SitesFit:
     bound: float  # ELBO, in nats
     mean: Tensor  # (n, c); of f, the prior mean removed; of rows in blocks at inducing points
     #: One a step: ``loss`` (minus the ELBO), ``rate`` (rho), ``moved`` (root mean square change of
-    #: the mean, over 1 + its mean square), ``n_cg`` and ``cg_residual`` of the system of the mean.
+    #: the mean, over 1 + that of it), ``n_cg`` and ``cg_residual`` of the system of the mean.
     history: list[dict] = field(default_factory=list)
     converged: bool = False
 
@@ -197,7 +197,7 @@ def natural_steps(
                 rate *= SITE_CUT
                 continue
             distance = (found.mean - fit.mean).square().mean().sqrt()
-            moved = float(distance / (1 + found.mean.square().mean()))
+            moved = float(distance / (1 + found.mean.square().mean().sqrt()))
             change, fit = abs(found.bound - fit.bound), found
             history.append(entry | {"rate": rate, "loss": -fit.bound, "moved": moved})
             # Nothing has converged that was cut short, or not solved for to the residual asked for.

@@ -164,6 +164,13 @@ def test_which_labels_begin_with_the_evidence(n_classes, n, dense):
 # ---- the loss ----------------------------------------------------------------------------------
 
 
+def test_bound_of_labels_that_lie_apart_exceeds_that_of_no_function():
+    """f = 0 is among the kernels: with its least variance the labels have about log 2 each."""
+    X = np.random.RandomState(100).randn(150, 4)
+    model = DLMGPClassifier(objective="elbo", random_state=0).fit(X, X[:, 0] + X[:, 1] > 0)
+    assert model.elbo_ > -150 * np.log(2)
+
+
 def test_auto_beta_is_of_its_path(moons):
     model = DLMGPClassifier(beta="auto", **QUICK).fit(*moons[:2])
     assert model.beta_ in model.beta_path_ and len(model.beta_path_) >= 3

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from sklearn.gaussian_process.kernels import RBF
+from sklearn.gaussian_process.kernels import RBF, ConstantKernel, Matern
 
 from skgp.data import Data
 from skgp.inference import defaults
@@ -23,7 +23,7 @@ from skgp.inference.sparse import (
 )
 from skgp.learning.sparse.objective import Objective
 from skgp.learning.sparse.search import fit_all_rows
-from skgp.likelihoods import Gaussian
+from skgp.likelihoods import Bernoulli, Gaussian
 from skgp.linalg import NotPositiveDefiniteError
 from tests.reference import sparse as dense
 from tests.reference.sparse import LIKELIHOODS, problem_of
@@ -347,6 +347,18 @@ def test_natural_gradients_find_the_optimum_of_lbfgs(likelihood, beta):
     if likelihood != "student_t":
         torch.testing.assert_close(found.mean, slow.state.mean, rtol=0, atol=3e-3)
         torch.testing.assert_close(found.root, slow.state.root, rtol=0, atol=3e-3)
+
+
+def test_natural_gradients_go_on_while_means_of_hundreds_move():
+    """Labels lie apart, and f has a variance of 3e6."""
+    X = torch.from_numpy(np.random.RandomState(100).randn(60, 4))
+    data = Data(X, (X[:, :2].sum(1, keepdim=True) > 0).double() * 2 - 1)
+    objective = Objective(Bernoulli("probit"), name="elbo", **FIXED)
+    offset = X.new_zeros(1)
+    prior = SparseState.prior(ConstantKernel(3e6) * Matern(50.0, nu=2.5), offset[:0], X, offset)
+    found = natural(prior, data, objective, max_iter=100)
+    slow = fit_all_rows(found, data, objective, max_iter=500, tol=1e-13)
+    assert objective.total(found, data) == pytest.approx(slow.loss, rel=1e-2)
 
 
 def test_natural_gradients_from_rates_far_too_low_for_a_count_do_not_lower_the_bound():

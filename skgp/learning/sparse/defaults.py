@@ -24,7 +24,7 @@ FAMILY_ROWS, FAMILY_POINTS, FAMILY_ITER = 1000, 200, 30
 # part held out of its training data -1.30 -> -1.84 with .10 -> .16).
 MANY_COLUMNS = 10
 SCREEN_ROWS = 100  # on which kernels are compared by the evidence of few rows
-FEW_STEPS = 3  # of natural gradients with few rows
+FEW_STEPS = 3  # of the evidence, from other kernels than the best, before they are compared
 # Grids of the posterior's width and of the noise, from the ELBO's to the log-loss's.
 WIDTHS = (1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0)
 LESS_NOISE = (1.0, 0.3, 0.1, 0.03, 0.01, 0.003)

@@ -212,8 +212,8 @@ def start_of_few(problem: Problem, bound: Objective) -> Training:
     data, of_labels = problem.data, problem.settings.rescales
     found = best_of_labels(problem) if of_labels else best_evidence(problem)
     state = problem.prior(found.kernel, found.likelihood.to(data.X))
-    # Few steps: what follows searches for q(u) anyway.
-    state = optimal_posterior(state, data, bound, max_iter=defaults.FEW_STEPS)
+    # To the end: from a poor q(u) of labels that lie apart a search would take steps too short.
+    state = optimal_posterior(state, data, bound, max_iter=problem.settings.start_iter)
     loss, history = found.loss * data.total, list(found.history)
     return Training(state, loss, history, stopped=problem.recorder.stopped)
 
