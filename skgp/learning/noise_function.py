@@ -74,7 +74,8 @@ class NoiseFunction:
         K = self.amplitude * gram(self.kernel, rows, self.X) + defaults.NOISE_LEVEL
         prior = self.amplitude * gram_diag(self.kernel, rows) + defaults.NOISE_LEVEL
         logs = K @ self.alpha + 0.5 * (prior - ((K @ self.reduction) * K).sum(1)).clamp(min=0)
-        return torch.log1p(min(1.0, self.constant / noise) * torch.expm1(logs))
+        share = self.constant / max(noise, self.constant)
+        return torch.log1p(share * torch.expm1(logs))
 
 
 def learn_noise_function(kernel: Any, data: Data, *, choose: bool) -> NoiseFunction | None:
