@@ -121,8 +121,7 @@ def test_draws_have_the_law_of_predictions():
 
 
 @pytest.mark.parametrize(("seed", "name"), list(enumerate(NAMES)))
-def test_the_data_choose(seed, name, monkeypatch):
-    monkeypatch.setattr("skgp.learning.sparse.defaults.FAMILY_ITER", 5)
+def test_the_data_choose(seed, name):
     n = 80 if name == "DLMGPRegressor" else 150
     X, y = multiplicative(seed, n)
     model = make(name, kernel=None).fit(X, y)
