@@ -20,7 +20,7 @@ from tests.contracts.properties import (
 )
 
 _N_CASES = [6, pytest.param(2000, marks=pytest.mark.slow)]
-_N_DATA = [4, pytest.param(2000, marks=pytest.mark.slow)]
+_N_DATA = [3, pytest.param(2000, marks=pytest.mark.slow)]
 _N_SEQUENCES = [2, pytest.param(200, marks=pytest.mark.slow)]
 _HEALTH = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much]
 

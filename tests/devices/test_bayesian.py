@@ -9,9 +9,9 @@ CASES = cases(
 [BayesianGPRegressor]
 few: optimizer=map
 weighted: kernel=rational optimizer=map
-few: n_keep=5 n_samples=128 min_ess=50
-few: sampler=hmc n_samples=10 n_warmup=3 n_chains=2 n_keep=4
-few: solver=cg sampler=sgld n_samples=4 n_warmup=2 n_chains=1 n_keep=2
+few: n_keep=5 n_samples=128 min_ess=50 kernel=rbf
+few: sampler=hmc n_samples=10 n_warmup=3 n_chains=2 n_keep=4 kernel=rbf
+few: solver=cg sampler=sgld n_samples=4 n_warmup=2 n_chains=1 n_keep=2 kernel=rbf
 """
 )
 SLOW = cases(

@@ -18,8 +18,8 @@ exposed: likelihood=poisson n_inducing=6 max_iter=1 kernel=matern32
 counts1: likelihood=poisson n_inducing=8 max_iter=1 link=softplus gradient=bmc optimizer=None
 heavy tails: likelihood=student_t n_inducing=8 max_iter=1 gradient=ups optimizer=None
 [DLMGPClassifier]
-iris: n_inducing=10 max_iter=5 likelihood=logit
-moons: n_inducing=10 max_iter=3 beta=auto
+iris: n_inducing=10 max_iter=2 likelihood=logit kernel=rbf
+moons: n_inducing=10 max_iter=2 beta=auto kernel=rbf
 weighted classes: max_iter=20
 moons/parts: n_inducing=10 max_iter=5
 """

@@ -8,11 +8,11 @@ CASES = cases(
     """
 [QSGPRegressor]
 smooth2: basis=fourier n_basis=40 solver=sgd max_iter=12 n_support=10 covariance=chevron
-smooth2: basis=inducing n_basis=20 solver=sgd max_iter=12 batch_size=20
+smooth2: basis=inducing n_basis=20 solver=sgd max_iter=12 batch_size=20 kernel=rbf
 smooth2: basis=relevance solver=sgd n_basis=30 max_iter=8 optimizer=None
 [QSGPClassifier]
-iris: solver=sgd n_basis=40 max_iter=12 bound=strict
-moons: solver=sgd basis=inducing n_basis=20 max_iter=12 batch_size=20 likelihood=probit
+iris: solver=sgd n_basis=40 max_iter=12 bound=strict kernel=rbf
+moons: solver=sgd basis=inducing n_basis=20 max_iter=12 batch_size=20 likelihood=probit kernel=rbf
 """
 )
 

@@ -23,12 +23,12 @@ CASES = cases(
 [SWSGPRegressor]
 weighted:
 smooth2: dtype=float32 n_inducing=16 n_neighbors=6 max_iter=2
-smooth2: n_inducing=16 n_neighbors=6 max_iter=2 covariance=full init=k-means
-smooth2: n_inducing=16 n_neighbors=6 max_iter=2 solver=adam batch_size=30
+smooth2: n_inducing=16 n_neighbors=6 max_iter=2 covariance=full init=k-means kernel=rbf
+smooth2: n_inducing=16 n_neighbors=6 max_iter=2 solver=adam batch_size=30 kernel=rbf
 wide: n_inducing=16 n_neighbors=6 max_iter=2 projection=2 joint_prediction=union
-smooth2/parts: n_inducing=16 n_neighbors=6 max_iter=2 inducing=fixed
+smooth2/parts: n_inducing=16 n_neighbors=6 max_iter=2 inducing=fixed kernel=rbf
 outliers: likelihood=student_t n_inducing=15 n_neighbors=6 max_iter=3 optimizer=None
-exposed: likelihood=poisson n_inducing=16 n_neighbors=6 max_iter=3
+exposed: likelihood=poisson n_inducing=16 n_neighbors=6 max_iter=2 kernel=rbf
 
 [SWSGPClassifier]
 moons: n_inducing=16 n_neighbors=6 max_iter=3 init=greedy

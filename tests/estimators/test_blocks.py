@@ -145,9 +145,9 @@ def test_lazy_predictions_are_of_the_model_that_was_asked(data, name, again):
 
 
 def test_classifiers_load_dask_rows_and_predict_where_they_lie(data):
-    X, labels = data[0][:300], np.where(data[1][:300] > 100, "up", "down")
+    X, labels = data[0][:120], np.where(data[1][:120] > 100, "up", "down")
     expected = skgp.QSGPClassifier(random_state=0).fit(X, labels)
-    lazy = da.from_array(X, (100, 2)), da.from_array(labels, 100)
+    lazy = da.from_array(X, (50, 2)), da.from_array(labels, 50)
     model = skgp.QSGPClassifier(random_state=0).fit(*lazy)
     for method in ("predict", "predict_proba", "decision_function", "predict_log_proba"):
         found = getattr(model, method)(lazy[0])

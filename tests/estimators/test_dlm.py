@@ -2,7 +2,6 @@
 
 import pickle
 import warnings
-from unittest import mock
 
 import numpy as np
 import pytest
@@ -15,6 +14,7 @@ from skgp import DLMGPClassifier, DLMGPRegressor
 from skgp.datasets import make_counts
 from skgp.estimators._predictive import log_predictive_density_scorer
 from skgp.learning.sparse import defaults
+from skgp.learning.sparse.search import fit_all_rows
 from tests.contracts.estimators import (
     CountRegressorContract,
     CountRegressorPredictions,
@@ -82,13 +82,6 @@ class DLM:
     offers_state = False
     params = {}
 
-    @pytest.fixture(scope="class", autouse=True)
-    @classmethod
-    def short(cls):
-        """Few iterations of each kernel that is compared by default."""
-        with mock.patch.object(defaults, "FAMILY_ITER", 4):
-            yield
-
     def make(self, **params):
         settings = {"n_inducing": 20, "max_iter": 10, "random_state": 0, **self.params}
         return DLMGPRegressor(**{**settings, **params})
@@ -124,6 +117,18 @@ class TestSoftplusContract(DLM, CountRegressorPredictions):
     link = "softplus"
     easy_r2 = 0.4  # the rates are exponentials of a function, which softplus has to bend
     params = {"likelihood": "poisson", "link": "softplus", "max_iter": 10}
+
+
+def test_max_iter_bounds_the_comparison_of_default_kernels(count_data, monkeypatch):
+    asked = []
+
+    def search(*args, max_iter, **options):
+        asked.append(max_iter)
+        return fit_all_rows(*args, max_iter=max_iter, **options)
+
+    monkeypatch.setattr("skgp.learning.sparse.start.fit_all_rows", search)
+    DLMGPRegressor(likelihood="poisson", n_inducing=5, max_iter=6, random_state=0).fit(*count_data)
+    assert len(asked) > 4 and max(asked) <= 3  # a start has half of the iterations
 
 
 # ---- few points: the exact process -------------------------------------------------------------

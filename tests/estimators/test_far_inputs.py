@@ -1,6 +1,7 @@
 """Inputs far from all others, of every estimator: no prediction depends on what is in its batch."""
 
 import warnings
+from functools import cache
 
 import numpy as np
 import pytest
@@ -70,6 +71,12 @@ def fit(name, X, y, **params):
         return make(name, **params).fit(shorten(name, X), y)
 
 
+@cache
+def fitted(name, *params):
+    """Fitted once to the ordinary rows, for tests that only predict."""
+    return fit(name, X, Y, **dict(params))
+
+
 def moments(name, model, X):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -82,7 +89,7 @@ def far_rows(value):
 
 @every_route
 def test_a_prediction_does_not_depend_on_far_rows_beside_it(name, params):
-    model = fit(name, X, Y, **params)
+    model = fitted(name, *params.items())
     alone = np.concatenate([moments(name, model, row[None]) for row in X_TEST])
     for value in (1e6, 1e10, 1e300):
         together = moments(name, model, np.concatenate([far_rows(value), X_TEST]))
@@ -95,7 +102,7 @@ def test_a_prediction_does_not_depend_on_far_rows_beside_it(name, params):
 
 @every_estimator
 def test_far_rows_get_the_prior(name):
-    model = fit(name, X, Y)
+    model = fitted(name)
     prior = moments(name, model, np.full((1, 3), 1e4))
     for value in (1e6, 1e10, 1e100, 1e300):
         np.testing.assert_allclose(
@@ -154,7 +161,7 @@ def test_periodic_kernels_stand_far_rows(name, kernel):
 def test_one_far_training_row_leaves_the_others_their_predictions(name, params):
     if params.get("solver") == "sgd":
         pytest.skip("its minibatches are drawn among all rows")
-    here = moments(name, fit(name, X, Y, **params), X_TEST)
+    here = moments(name, fitted(name, *params.items()), X_TEST)
     # The target of the row is the mean, so that it does not move the standardisation.
     targets = np.append(Y, Y.mean() if name.endswith("Regressor") else 1.0)
     for value in (1e8, 1e10):
@@ -190,7 +197,7 @@ def test_inputs_too_large_to_be_squared_are_named(name):
 @pytest.mark.parametrize("name", [name for name in OWN if name.endswith("Regressor")])
 def test_targets_of_any_size_are_fitted_or_refused(name):
     inputs = shorten(name, X)
-    expected = fit(name, X, Y).predict(inputs, return_std=True)
+    expected = fitted(name).predict(inputs, return_std=True)
     found = fit(name, X, 1e-300 * Y).predict(inputs, return_std=True)
     for a, b in zip(found, expected, strict=True):
         np.testing.assert_allclose(a / 1e-300, b, rtol=1e-6, atol=1e-6)

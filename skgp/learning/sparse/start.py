@@ -78,11 +78,12 @@ def start_state(problem: Problem) -> Training:
             state, few, bound, max_iter=max_iter, tol=settings.tol, callback=recorder
         )
 
+    most = min(defaults.FAMILY_ITER, settings.start_iter)
     if len(problem.kernels) == 1:
         state = full = problem.prior(problem.kernels[0])
     else:
         few = data.some(defaults.FAMILY_ROWS, generator)
-        full, best = _best_family(problem, lambda begun: maximise(begun, few, defaults.FAMILY_ITER))
+        full, best = _best_family(problem, lambda begun: maximise(begun, few, most))
         if recorder.stopped and len(best.state.Z) == len(full.Z):
             return best
         # Of more points, hyper-parameters learned with few of them are a poor start.
@@ -97,7 +98,7 @@ def start_state(problem: Problem) -> Training:
     for other, penalty in other_starts(problem, full.kernel, begun.loss / few.total):
         likelihood = objective.likelihood.initial(data.X)
         begins = SparseState.prior(other, likelihood, state.Z, problem.offset)
-        rival = maximise(begins, few, min(defaults.FAMILY_ITER, settings.start_iter))
+        rival = maximise(begins, few, most)
         history = begun.history + rival.history
         if rival.loss + penalty < begun.loss - LEAST_EFFECT * few.total:
             begun = maximise(rival.state, few, settings.start_iter)
