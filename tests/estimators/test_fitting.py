@@ -228,6 +228,7 @@ def test_random_state_none_draws_one_seed_at_most_of_the_global_generator(make):
     draws_nothing = make in (skgp.StateSpaceGPRegressor, skgp.StateSpaceGPClassifier)
     after = position()
     found = estimator.latent_mean_and_variance(X)
+    estimator.predict(X)
     estimator.log_predictive_density(X, y)
     assert position() == after  # predictions draw nothing
     np.random.seed(0)

@@ -149,6 +149,16 @@ def test_rows_in_another_order_and_copies_of_them_say_the_same(copies, rows):
     np.testing.assert_allclose(*noise, rtol=0.05)
 
 
+@pytest.mark.parametrize("unit", [1e-9, 1e9])
+def test_units_are_without_effect(unit, rows):
+    X, y = problem()
+    model = skgp.QSGPRegressor(random_state=0).fit(X, y)
+    other = skgp.QSGPRegressor(random_state=0).fit(X * [unit, 1 / unit], unit * (y + 7))
+    noise = model.predict_noise_variance(rows) * unit**2
+    found = other.predict_noise_variance(rows * [unit, 1 / unit])
+    np.testing.assert_allclose(found, noise, rtol=1e-2)
+
+
 @pytest.mark.parametrize(
     "parameters", [{"likelihood": "lognormal"}, {"kernel": RBF() + WhiteKernel(0.1, "fixed")}]
 )
