@@ -545,7 +545,7 @@ def test_counts_in_blocks_are_counts(data):
 
 
 def test_fewer_inducing_points_by_default(data, monkeypatch):
-    monkeypatch.setattr("skgp.estimators._swsgp_common.SWSGP_BLOCKS_INDUCING", 25)
+    monkeypatch.setattr("skgp.estimators.defaults.SWSGP_BLOCKS_INDUCING", 25)
     models = [swsgp(memory_budget=b, n_inducing=None, optimizer=None) for b in (None, SUMS_BUDGET)]
     assert [model.fit(*data).n_inducing_ for model in models] == [500, 25]
 

@@ -94,7 +94,7 @@ def test_draws_stand_for_the_covariance_of_many_rows(monkeypatch):
     mean, var = exact.latent_mean_and_variance(x)
     mode_alone = clone(model).fit(X, y)  # predictions by a dense factor at its mode
     np.testing.assert_allclose(mode_alone.latent_mean_and_variance(x)[1], var, rtol=1e-4)
-    monkeypatch.setattr("skgp.inference.vecchia.laplace.LATENT_CUBES", 0)
+    monkeypatch.setattr("skgp.inference.defaults.LATENT_CUBES", 0)
     drawn = model.fit(X, y)
     found = drawn.latent_mean_and_variance(x)
     np.testing.assert_allclose(found[0], mean, atol=1e-5)

@@ -98,7 +98,7 @@ def test_iterative_and_dense_predictions_agree(kind, monkeypatch):
     monkeypatch.setattr("skgp.inference.vecchia.hessian.LATENT_DENSE", 0)
     iterative = clone(model).fit(X, y, exposure=exposure)
     np.testing.assert_allclose(iterative.predict(X), dense.predict(X), rtol=1e-4)
-    monkeypatch.setattr("skgp.inference.vecchia.laplace.LATENT_CUBES", 0)
+    monkeypatch.setattr("skgp.inference.defaults.LATENT_CUBES", 0)
     drawn = clone(model).fit(X, y, exposure=exposure)
     ratio = drawn.latent_mean_and_variance(X)[1] / dense.latent_mean_and_variance(X)[1]
     assert abs(ratio.mean() - 1) < 0.1 and ratio.std() < 0.3

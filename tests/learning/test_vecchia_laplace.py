@@ -43,7 +43,7 @@ def test_gradient_is_that_of_the_value(m, link):
 
 def test_draws_with_what_a_mode_has_are_those_made_anew(monkeypatch):
     """And the same at the same seed, by which trials are compared."""
-    monkeypatch.setattr("skgp.inference.vecchia.laplace.LATENT_CUBES", 0.0)
+    monkeypatch.setattr("skgp.inference.defaults.LATENT_CUBES", 0.0)
     problem = evidence(labelled())
     mode = problem.mode(problem.conditionals(KERNEL.theta))
     anew, at_hand = (problem.posterior(mode, KERNEL, 8, seed=3) for _ in range(2))
