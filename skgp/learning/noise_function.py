@@ -68,13 +68,14 @@ class NoiseFunction:
     def __call__(self, X: Tensor, noise: float) -> Tensor:
         """At rows X (n, d), differentiable in them, of a process whose constant noise is another.
 
-        What that has more is of its approximation, and the same everywhere. ``O(n m (m + d))``.
+        What that has beyond twice as much is of its approximation, and the same everywhere.
+        ``O(n m (m + d))``.
         """
         rows = X / self.stretch
         K = self.amplitude * gram(self.kernel, rows, self.X) + defaults.NOISE_LEVEL
         prior = self.amplitude * gram_diag(self.kernel, rows) + defaults.NOISE_LEVEL
         logs = K @ self.alpha + 0.5 * (prior - ((K @ self.reduction) * K).sum(1)).clamp(min=0)
-        share = self.constant / max(noise, self.constant)
+        share = min(1.0, defaults.NOISE_EXCESS * self.constant / max(noise, self.constant))
         return torch.log1p(share * torch.expm1(logs))
 
 

@@ -70,9 +70,9 @@ def test_evidence_and_predictions_are_those_of_dense_formulas(posterior):
     expected = K_new @ found.alpha.numpy() + 0.5 * var
     function, X_new = found.function(0.1), torch.from_numpy(X_new)
     np.testing.assert_allclose(function(X_new, 0.1), expected, rtol=1e-8)
-    # Of less noise it is the same in proportion; of more, what is more is constant.
+    # Of less noise it is the same in proportion; of four times as much half of it is constant.
     np.testing.assert_allclose(function(X_new, 0.02), expected, rtol=1e-8)
-    more = np.log((0.1 * np.exp(expected) + 0.3) / 0.4)
+    more = np.log((0.2 * np.exp(expected) + 0.2) / 0.4)
     np.testing.assert_allclose(function(X_new, 0.4), more, rtol=1e-8)
 
 
