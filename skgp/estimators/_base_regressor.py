@@ -154,6 +154,10 @@ class BaseGPRegressor(RegressionPredictions):
             rows, target, weight = map(in_memory, given)
             data = self._training_data(rows, target, weight, exposure, stream=stream)
             self._learn(data, session, backend, stream=stream)
+            self._learn_from_errors(data, stream=stream)
+
+    def _learn_from_errors(self, data: Data, *, stream: bool) -> None:
+        """Learn what the errors of the fitted process tell of."""
 
     def _kernels(self, data: Data) -> list[Kernel]:
         """Kernels to choose among, with noise: the one given, or the default ones."""

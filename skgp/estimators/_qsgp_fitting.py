@@ -203,11 +203,6 @@ class QSGPFitting(QSGPMixin, VaryingNoise, StreamingGPRegressor):
         asked = (f" with {k}={v!r}" for v, k in alone.items() if getattr(self, k) == v)
         return next(asked, None)
 
-    def _may_vary(self, data: Data) -> bool:
-        # Variances of f are too small between relevance vectors: their noise stands for these.
-        few = self.basis == "relevance" and self.heteroscedastic == "auto"
-        return not few and super()._may_vary(data)
-
     def _check_parameters(self, *, stream: bool = False) -> None:
         super()._check_parameters(stream=stream)
         if stream and self.solver not in ("auto", "cholesky"):
@@ -354,8 +349,7 @@ class QSGPFitting(QSGPMixin, VaryingNoise, StreamingGPRegressor):
             learn_hyperparameters=self._learns,
             refit_noise=self.optimizer is not None and not white.hyperparameter_noise_level.fixed,
         )
-        level = float(white.noise_level)
-        return qsgp.Problem(signal, data, level, options, generator, callback)
+        return qsgp.Problem(signal, data, float(white.noise_level), options, generator, callback)
 
     def _solve(self, problem: qsgp.Problem, asked: Plan, scale, state) -> Fit:
         """Fit the posterior for fixed hyper-parameters."""

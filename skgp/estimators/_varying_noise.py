@@ -66,22 +66,24 @@ class VaryingNoise(LogScale):
         if self.heteroscedastic is not True:
             super()._choose_scale(X, y, weight)
 
-    def _training_data(self, *given: Any, reset: bool = True, stream: bool = False) -> Data:
-        data = super()._training_data(*given, reset=reset, stream=stream)
-        if reset and not stream and self._may_vary(data):
+    def _learn_from_errors(self, data: Data, *, stream: bool) -> None:
+        if not stream and self._may_vary(data):
             self._noise_function = self._learn_noise_function(data)
-        return data
 
     def _may_vary(self, data: Data) -> bool:
         """Whether to ask the errors of a process of constant noise."""
         if self.heteroscedastic == "auto":
             asked = self.kernel is None and self._has_gaussian_name and not self._of_log
+            # Between relevance vectors variances of f are too small, and of noise stand for them.
+            asked &= getattr(self, "basis", None) != "relevance"
             least, most = defaults.NOISE_CHOSEN
             if not (asked and least <= len(data) <= most):
                 return False
         elif not self.heteroscedastic:
             return False
-        return data.y.ndim == 1 and bool(data.y.max() > data.y.min()) and self._learns
+        projected = getattr(self, "_projection", None) is not None
+        varies = data.y.ndim == 1 and bool(data.y.max() > data.y.min())
+        return varies and self._learns and not projected
 
     def _learn_noise_function(self, data: Data) -> NoiseFunction | None:
         # Copies of an observation would predict each other.
@@ -90,7 +92,7 @@ class VaryingNoise(LogScale):
         capped = capped_weights(arrays(some)[1])
         some = Data(some.X, some.y, None if capped is None else to_tensor(capped))
         choose = self.heteroscedastic == "auto"
-        return learn_noise_function(self._kernels(some)[0], some, choose=choose)
+        return learn_noise_function(self.kernel_, some, choose=choose)
 
     # ---- prediction --------------------------------------------------------------------------
 
@@ -127,8 +129,13 @@ class VaryingNoise(LogScale):
     def _noise_gradients(self, X: np.ndarray) -> np.ndarray | float:
         if self._noise_function is None:
             return super()._noise_gradients(X)
-        rows = to_tensor(X).clone().requires_grad_()
-        with torch.enable_grad():
-            total = torch.exp(self._noise_function(rows, self._noise_variance)).sum()
-        slopes = self._noise_variance * torch.autograd.grad(total, rows)[0].numpy()
-        return self._in_units_of_columns(X, slopes)
+        function = self._noise_function
+
+        def gradients(X: np.ndarray) -> np.ndarray:
+            rows = to_tensor(X).clone().requires_grad_()
+            with torch.enable_grad():
+                total = torch.exp(function(rows, self._noise_variance)).sum()
+            return torch.autograd.grad(total, rows)[0].numpy()
+
+        slopes = self._by_chunks(gradients, X, 8 * defaults.GRAPH_COPIES * len(function.X))
+        return self._in_units_of_columns(X, self._noise_variance * slopes)

@@ -296,9 +296,6 @@ LOG_ERRORS, LOG_ITER = 2.0, 30
 #: and lose .3 nats in the mean (1.1 at worst), none passes 3; nor of 240 of other constant noise.
 NOISE_AMPLITUDES, NOISE_STRETCHES, NOISE_LEVEL = (0.3, 1.0, 3.0), (1.0, 4.0), 4.0
 NOISE_ERRORS = 3.0
-#: Noise of an estimator over that of the process: with more, as of few basis functions, some is of
-#: its approximation; with less than twice as much, of another kernel or a factor of few rows.
-NOISE_EXCESS = 2.0
 
 # ---- Vecchia approximations (on satellite_temps, blocks of training observations held out)
 #: Observations of the dense evidence that a search starts from, and rows on which starts are

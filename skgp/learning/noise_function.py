@@ -2,9 +2,9 @@ r"""Noise whose variance depends on the input (Goldberg, Williams and Bishop [1]
 
 .. math:: y_i = f(x_i) + \varepsilon_i, \qquad \varepsilon_i \sim N(0, \sigma^2 e^{g(x_i)}),
 
-with a process g beside f. As in [2]_ the two are learned in turn, and in one round: a process of
-constant noise predicts each of some observations from all others, with an error :math:`r_i` and a
-variance :math:`v_i` of f, and then
+with a process g beside f. As in [2]_ the two are learned in turn, and in one round: the process of
+constant noise that has been fitted predicts each of some observations from all others, with an
+error :math:`r_i` and a variance :math:`v_i` of f, and then
 
 .. math:: r_i \mid g \sim N(0, v_i + \sigma^2 e^{g(x_i)}), \qquad
           g \sim GP\big(0, a\,\rho(x / c, x' / c) + b\big),
@@ -46,7 +46,6 @@ from skgp.data import Data
 from skgp.kernels.expression import split_noise
 from skgp.kernels.gram import gram, gram_diag
 from skgp.learning import defaults
-from skgp.learning.kernel_choice import maximise_evidence
 from skgp.learning.laplace_evidence import LaplaceEvidence
 from skgp.learning.selection import improves
 from skgp.linalg import NotPositiveDefiniteError
@@ -60,7 +59,7 @@ class NoiseFunction:
     kernel: Any  # of f, without noise
     X: Tensor  # (m, d), in units of c length scales
     stretch: float  # c
-    amplitude: float  # a, over the variance of f
+    amplitude: float  # a
     alpha: Tensor  # (m,), K^-1 times the mode of g
     reduction: Tensor  # (m, m), W^1/2 B^-1 W^1/2
     constant: float  # sigma^2
@@ -68,37 +67,36 @@ class NoiseFunction:
     def __call__(self, X: Tensor, noise: float) -> Tensor:
         """At rows X (n, d), differentiable in them, of a process whose constant noise is another.
 
-        What that has beyond twice as much is of its approximation, and the same everywhere.
-        ``O(n m (m + d))``.
+        What that has more is of its approximation, and the same everywhere. ``O(n m (m + d))``.
         """
-        rows = X / self.stretch
-        K = self.amplitude * gram(self.kernel, rows, self.X) + defaults.NOISE_LEVEL
-        prior = self.amplitude * gram_diag(self.kernel, rows) + defaults.NOISE_LEVEL
-        logs = K @ self.alpha + 0.5 * (prior - ((K @ self.reduction) * K).sum(1)).clamp(min=0)
-        share = min(1.0, defaults.NOISE_EXCESS * self.constant / max(noise, self.constant))
+        rho = _correlation(self.kernel, X / self.stretch, self.X)
+        K = self.amplitude * rho + defaults.NOISE_LEVEL
+        var = self.amplitude + defaults.NOISE_LEVEL - ((K @ self.reduction) * K).sum(1)
+        logs = K @ self.alpha + 0.5 * var.clamp(min=0)
+        share = self.constant / max(noise, self.constant)
         return torch.log1p(share * torch.expm1(logs))
 
 
 def learn_noise_function(kernel: Any, data: Data, *, choose: bool) -> NoiseFunction | None:
-    """Of some hundred observations, y (n,), none merged; the kernel has noise.
+    """Of some hundred observations, y (n,), none merged, and the kernel of the fit, with noise.
 
     None where errors tell of no function, or to `choose` where observations left out of g are not
     clearly likelier by it. ``O(n^3)`` some 100 times.
     """
-    try:
-        found, _ = maximise_evidence(kernel, data, max_iter=defaults.LOG_ITER)
-        at = found.family.at(found.theta)[2]
-    except NotPositiveDefiniteError:
-        return None
-    kernel, white = cast(tuple[Any, Any], split_noise(found.kernel))
+    kernel, white = cast(tuple[Any, Any], split_noise(kernel))
     noise = torch.full_like(data.y, float(white.noise_level))
     if data.weight is not None:
         noise /= data.weight
-    error, total = torch.from_numpy(at.residual), torch.from_numpy(at.variance)
-    errors = Errors(error, (total - noise).clamp(min=0), noise)
-    unit = float(gram_diag(kernel, data.X).mean())
+    K = gram(kernel, data.X)
+    raise_diagonal_(K, noise)
+    try:
+        precision = cho_inverse(jittered_cholesky(K).factor)
+    except NotPositiveDefiniteError:
+        return None
+    total = 1 / precision.diagonal()
+    errors = Errors(total * (precision @ data.y), (total - noise).clamp(min=0), noise)
     grid = product(defaults.NOISE_AMPLITUDES, defaults.NOISE_STRETCHES)
-    fits = [PosteriorOfLogs(errors, kernel, data.X, a / unit, c) for a, c in [(0.0, 1.0), *grid]]
+    fits = [PosteriorOfLogs(errors, kernel, data.X, a, c) for a, c in [(0.0, 1.0), *grid]]
     best = max(fits, key=lambda fit: fit.evidence)
     if best is fits[0] or choose and not best.is_likelier_than(fits[0]):
         return None
@@ -128,7 +126,7 @@ class PosteriorOfLogs:
     def __init__(self, errors: Errors, kernel: Any, X: Tensor, amplitude: float, stretch: float):
         self._errors, self._kernel, self._X = errors, kernel, X / stretch
         self._stretch, self._amplitude = stretch, amplitude
-        self._K = amplitude * gram(kernel, self._X) + defaults.NOISE_LEVEL
+        self._K = amplitude * _correlation(kernel, self._X, self._X) + defaults.NOISE_LEVEL
         fit = LaplaceEvidence(_Known(self._K), errors.error[:, None], errors).fit(np.empty(0))
         self.evidence, self.alpha = float(fit.log_evidence), fit.alpha[:, 0]
         self._root = fit.root
@@ -161,6 +159,12 @@ class PosteriorOfLogs:
         mean = without * (g / var - W * g - self.alpha)  # the slope at the mode is alpha
         errors = self._errors
         return -errors.log_prob_and_derivatives(errors.error, mean + 0.5 * without)[0]
+
+
+def _correlation(kernel: Any, X: Tensor, Z: Tensor) -> Tensor:
+    """Of f at rows X (n, d) with f at rows Z (m, d); 0 where f has no variance."""
+    scale, other = (gram_diag(kernel, rows).clamp(min=1e-300).rsqrt() for rows in (X, Z))
+    return scale[:, None] * gram(kernel, X, Z) * other
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ import pickle
 import numpy as np
 import pytest
 from scipy.stats import norm
-from sklearn.gaussian_process.kernels import RBF, WhiteKernel
+from sklearn.gaussian_process.kernels import RBF, DotProduct, WhiteKernel
 
 import skgp
 from tests.same import assert_same
@@ -171,3 +171,21 @@ def test_noise_that_is_not_learned_or_not_gaussian_is_refused(parameters):
 def test_a_stream_is_refused():
     with pytest.raises(ValueError, match="partial_fit has constant noise"):
         skgp.QSGPRegressor(heteroscedastic=True).partial_fit(*problem())
+
+
+def test_errors_are_those_of_the_process_that_predicts():
+    """f is flat here and rough there: a smoother process would err where it is rough."""
+    rng = np.random.default_rng(2)
+    X = rng.uniform(-1, 1, (700, 3))
+    y = np.where(X[:, 0] < 0, 0, np.sin(25 * X[:, 0])) + 0.1 * rng.standard_normal(700)
+    model = skgp.QSGPRegressor(random_state=0).fit(X[:200], y[:200])
+    mean, std = model.predict(X[200:], return_std=True)
+    assert np.mean(((y[200:] - mean) / std) ** 2) < 1.5
+
+
+def test_noise_far_off_is_finite_whatever_the_kernel(rows):
+    X, y = problem()
+    kernel = RBF([0.3, 1.0]) + DotProduct() + WhiteKernel(0.1)
+    model = skgp.QSGPRegressor(kernel, heteroscedastic=True, random_state=0).fit(X, y)
+    noise = model.predict_noise_variance([[3.0, 0.5], [50.0, 50.0]])
+    assert (noise < 100 * model.predict_noise_variance(X).max()).all()
