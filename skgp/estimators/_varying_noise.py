@@ -91,8 +91,8 @@ class VaryingNoise(LogScale):
         some = some.some(defaults.NOISE_ROWS, torch.Generator().manual_seed(0))
         capped = capped_weights(arrays(some)[1])
         some = Data(some.X, some.y, None if capped is None else to_tensor(capped))
-        choose = self.heteroscedastic == "auto"
-        return learn_noise_function(self.kernel_, some, choose=choose)
+        smoother = self._kernels(some)[0] if self.heteroscedastic == "auto" else None
+        return learn_noise_function(self.kernel_, some, smoother)
 
     # ---- prediction --------------------------------------------------------------------------
 

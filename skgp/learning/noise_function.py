@@ -46,6 +46,7 @@ from skgp.data import Data
 from skgp.kernels.expression import split_noise
 from skgp.kernels.gram import gram, gram_diag
 from skgp.learning import defaults
+from skgp.learning.kernel_choice import maximise_evidence
 from skgp.learning.laplace_evidence import LaplaceEvidence
 from skgp.learning.selection import improves
 from skgp.linalg import NotPositiveDefiniteError
@@ -77,30 +78,25 @@ class NoiseFunction:
         return torch.log1p(share * torch.expm1(logs))
 
 
-def learn_noise_function(kernel: Any, data: Data, *, choose: bool) -> NoiseFunction | None:
+def learn_noise_function(kernel: Any, data: Data, smoother: Any = None) -> NoiseFunction | None:
     """Of some hundred observations, y (n,), none merged, and the kernel of the fit, with noise.
 
-    None where errors tell of no function, or to `choose` where observations left out of g are not
-    clearly likelier by it. ``O(n^3)`` some 100 times.
+    With `smoother`, a kernel to maximise the evidence of, None unless observations left out of g
+    are clearly likelier by it, as the fitted process predicts them: by g of its own errors, or else
+    of those of the smoother process, to which more of what varies is noise. ``O(n^3)`` some 100
+    times, or 200.
     """
-    kernel, white = cast(tuple[Any, Any], split_noise(kernel))
-    noise = torch.full_like(data.y, float(white.noise_level))
-    if data.weight is not None:
-        noise /= data.weight
-    K = gram(kernel, data.X)
-    raise_diagonal_(K, noise)
     try:
-        precision = cho_inverse(jittered_cholesky(K).factor)
+        own = Errors.of(kernel, data)
+        found = own.likeliest(kernel, data)
+        if smoother is None or found.is_likelier(own):
+            return found.function(own.constant)
+        smoother = maximise_evidence(smoother, data, max_iter=defaults.LOG_ITER)[0].kernel
+        errors = Errors.of(smoother, data)
+        found = errors.likeliest(smoother, data)
+        return found.function(errors.constant) if found.is_likelier(own) else None
     except NotPositiveDefiniteError:
         return None
-    total = 1 / precision.diagonal()
-    errors = Errors(total * (precision @ data.y), (total - noise).clamp(min=0), noise)
-    grid = product(defaults.NOISE_AMPLITUDES, defaults.NOISE_STRETCHES)
-    fits = [PosteriorOfLogs(errors, kernel, data.X, a, c) for a, c in [(0.0, 1.0), *grid]]
-    best = max(fits, key=lambda fit: fit.evidence)
-    if best is fits[0] or choose and not best.is_likelier_than(fits[0]):
-        return None
-    return best.function(float(white.noise_level))
 
 
 @dataclass(frozen=True)
@@ -110,8 +106,34 @@ class Errors:
     error: Tensor  # (n,), r
     variance: Tensor  # (n,), v
     noise: Tensor  # (n,)
+    constant: float  # noise of weight 1
 
     has_link = False
+
+    @staticmethod
+    def of(kernel: Any, data: Data) -> "Errors":
+        """Of each observation, predicted from all others (Sundararajan and Keerthi, 2001)."""
+        kernel, white = cast(tuple[Any, Any], split_noise(kernel))
+        noise = torch.full_like(data.y, float(white.noise_level))
+        if data.weight is not None:
+            noise /= data.weight
+        K = gram(kernel, data.X)
+        raise_diagonal_(K, noise)
+        precision = cho_inverse(jittered_cholesky(K).factor)
+        total = 1 / precision.diagonal()
+        error = total * (precision @ data.y)
+        return Errors(error, (total - noise).clamp(min=0), noise, float(white.noise_level))
+
+    def likeliest(self, kernel: Any, data: Data) -> "PosteriorOfLogs":
+        """The likeliest posterior of g."""
+        kernel, _ = split_noise(kernel)
+        grid = product(defaults.NOISE_AMPLITUDES, defaults.NOISE_STRETCHES)
+        fits = [PosteriorOfLogs(self, kernel, data.X, a, c) for a, c in grid]
+        return max(fits, key=lambda fit: fit.evidence)
+
+    def losses(self, g: Tensor) -> Tensor:
+        """Minus log densities at g (n,), up to a constant."""
+        return -self.log_prob_and_derivatives(self.error, g)[0]
 
     def log_prob_and_derivatives(self, r: Tensor, g: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Of errors r (n,) in g (n,), up to a constant; minus W for the second."""
@@ -143,12 +165,15 @@ class PosteriorOfLogs:
         known = self._kernel, self._X, self._stretch, self._amplitude
         return NoiseFunction(*known, self.alpha, self.reduction, constant)
 
-    def is_likelier_than(self, simpler: "PosteriorOfLogs") -> bool:
-        """Whether errors left out are, clearly."""
-        return improves(self.losses(), simpler.losses(), n_errors=defaults.NOISE_ERRORS)
+    def is_likelier(self, errors: Errors) -> bool:
+        """Whether errors of the fitted process are clearly likelier, each left out of g."""
+        share = self._errors.constant / max(errors.constant, self._errors.constant)
+        new = errors.losses(torch.log1p(share * torch.expm1(self.left_out())))
+        old = errors.losses(torch.zeros_like(new))
+        return improves(new, old, n_errors=defaults.NOISE_ERRORS)
 
-    def losses(self) -> Tensor:
-        r"""Of each error (n,), from the posterior of g without its site, as of [4]_.
+    def left_out(self) -> Tensor:
+        r"""log E[e^g] (n,) from the posterior of g without the site of each error, as of [4]_.
 
         .. math:: 1 / s_{-i}^2 = 1 / s_i^2 - W_i, \qquad
                   m_{-i} / s_{-i}^2 = m_i / s_i^2 - W_i m_i - \nabla_i \log p.
@@ -156,9 +181,7 @@ class PosteriorOfLogs:
         g, W = self._K @ self.alpha, self._root[:, 0].square()
         var = self._K.diagonal() - ((self._K @ self.reduction) * self._K).sum(1)
         without = 1 / (1 / var - W)
-        mean = without * (g / var - W * g - self.alpha)  # the slope at the mode is alpha
-        errors = self._errors
-        return -errors.log_prob_and_derivatives(errors.error, mean + 0.5 * without)[0]
+        return without * (g / var - W * g - self.alpha) + 0.5 * without  # the slope is alpha
 
 
 def _correlation(kernel: Any, X: Tensor, Z: Tensor) -> Tensor:
