@@ -24,13 +24,11 @@ class VaryingNoise(LogScale):
     Parameters
     ----------
     heteroscedastic : bool or "auto", default="auto"
-        Whether the variance of Gaussian noise depends on x, by a function that the errors of up to
-        500 observations tell (:mod:`skgp.learning.noise_function`): `predict_noise_variance`, of
-        which ``noise_variance_`` is the level, that of a process of constant noise. f is as
-        with the latter.
-        "auto" does with ``kernel=None`` and `likelihood_` "gaussian", of 100 to 5000 observations
-        of one target, where errors left out are clearly likelier then; not of streams, rows in
-        blocks or relevance vectors.
+        Whether the variance of Gaussian noise is a function of x (`predict_noise_variance`),
+        learned from the errors of up to 500 observations; f and ``noise_variance_`` are those of
+        constant noise. "auto" does with ``kernel=None`` and `likelihood_` "gaussian", of 100 to
+        5000 observations of one target, where errors left out are clearly likelier then; not of
+        streams, rows in blocks, principal components or relevance vectors.
     """
 
     _noise_constraints: dict[str, list[Any]] = {

@@ -153,8 +153,7 @@ LOG_ROWS, LOG_RATIOS = (50, 500), (1.5, 1e12)
 
 #: Noise that varies is learned from so many observations, and chosen for so few and so many: the
 #: errors of 500 tell of processes that know 8000 what is worth .01 nats on house_8L, .03 on sml and
-#: -.07 on keggdirected (`tests.benchmarks.bench_noise`, SWSGPRegressor); of those that know 500,
-#: .03, .01 and .15, of 3000 to 4500 .03 on skillcraft, .03 on sml and .11 on keggdirected.
+#: -.07 on keggdirected, of 4500 .11 there (`tests.benchmarks.bench_noise`, SWSGPRegressor).
 NOISE_ROWS, NOISE_CHOSEN = 500, (100, 5000)
 
 # -- State space

@@ -19,8 +19,12 @@ as the observed one is negative where an error is small; a and c are the likelie
 variance of noise is its mean, :math:`\sigma^2 E[e^g] = \sigma^2 e^{m + s^2 / 2}`: where little is
 known of g it is greater.
 
-What is predicted of f stays that of constant noise. Errors are large, too, where f is rougher than
-elsewhere, and to give observations there less weight makes them larger: by a third on airfoil.
+Errors of a smoother process, of an RBF kernel, tell more where f is rougher here than there: what
+is rough is noise to it. Whichever errors g is learned from, it must make those of the process that
+has been fitted likelier, each left out of g [4]_.
+
+What is predicted of f stays that of constant noise: to give observations less weight where errors
+are large, as where f is rough, makes them larger, by a third on airfoil.
 
 References
 ----------
