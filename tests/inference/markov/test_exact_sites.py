@@ -21,7 +21,7 @@ def test_sites_in_arrays_are_those_of_the_smoother(kind, rng):
     elif kind == "counts":
         likelihood, y = Poisson(), torch.from_numpy(rng.poisson(f.exp().numpy())).double()
     else:
-        likelihood, y = StudentT(0.2, 4.0), f + 0.1 * torch.randn(50, dtype=x.dtype)
+        likelihood, y = StudentT(0.2, 4.0), f + 0.1 * torch.from_numpy(rng.standard_normal(50))
         y[:4] += 4.0  # whose weights are negative
     series = make_series(x, y, weight)
     dynamics = state_space(2.0 * Matern(1.0, nu=1.5)).at()
