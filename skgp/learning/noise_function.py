@@ -72,14 +72,12 @@ class NoiseFunction:
     def __call__(self, X: Tensor, noise: float) -> Tensor:
         """At rows X (n, d), differentiable in them, of a process whose constant noise is another.
 
-        What that has more is of its approximation, and the same everywhere. ``O(n m (m + d))``.
+        ``O(n m (m + d))``.
         """
         rho = _correlation(self.kernel, X / self.stretch, self.X)
         K = self.amplitude * rho + defaults.NOISE_LEVEL
         var = self.amplitude + defaults.NOISE_LEVEL - ((K @ self.reduction) * K).sum(1)
-        logs = K @ self.alpha + 0.5 * var.clamp(min=0)
-        share = self.constant / max(noise, self.constant)
-        return torch.log1p(share * torch.expm1(logs))
+        return _beside(noise, K @ self.alpha + 0.5 * var.clamp(min=0), self.constant)
 
 
 def learn_noise_function(kernel: Any, data: Data, smoother: Any = None) -> NoiseFunction | None:
@@ -171,8 +169,7 @@ class PosteriorOfLogs:
 
     def is_likelier(self, errors: Errors) -> bool:
         """Whether errors of the fitted process are clearly likelier, each left out of g."""
-        share = self._errors.constant / max(errors.constant, self._errors.constant)
-        new = errors.losses(torch.log1p(share * torch.expm1(self.left_out())))
+        new = errors.losses(_beside(errors.constant, self.left_out(), self._errors.constant))
         old = errors.losses(torch.zeros_like(new))
         return improves(new, old, n_errors=defaults.NOISE_ERRORS)
 
@@ -186,6 +183,14 @@ class PosteriorOfLogs:
         var = self._K.diagonal() - ((self._K @ self.reduction) * self._K).sum(1)
         without = 1 / (1 / var - W)
         return without * (g / var - W * g - self.alpha) + 0.5 * without  # the slope is alpha
+
+
+def _beside(noise: float, logs: Tensor, constant: float) -> Tensor:
+    """Logarithms (n,) of factors of a constant, as those of the noise of another process.
+
+    What that has more is of its approximation, and the same everywhere.
+    """
+    return torch.log1p(constant / max(noise, constant) * torch.expm1(logs))
 
 
 def _correlation(kernel: Any, X: Tensor, Z: Tensor) -> Tensor:
