@@ -300,6 +300,10 @@ class DLMGPClassifier(SparseGPMixin, StreamingGPClassifier):
 
     Notes
     -----
+    Of at most two observations for each inducing point the ELBO takes the place of the default
+    objective, the log-loss at ``beta=1``, whose q(u) is too wide there. With another ``beta`` or
+    ``gradient``, or ``early_stopping`` given in a joint search, the log-loss is minimised.
+
     ``partial_fit`` changes the posterior, which is the prior of the next call; observations are not
     kept. In the first call every class counts as one observation more for the base rates: a class
     may come late. Later calls keep its hyper-parameters, inducing points, base rates and

@@ -179,6 +179,7 @@ class SparseGPMixin(WarpedInputs):
             early_stopping=enough if self.early_stopping == "auto" else self.early_stopping,
             validation_fraction=self.validation_fraction,
             joint=joint,
+            few=few,
             batch_size=self.batch_size,
             learning_rate=self.learning_rate,
             dense_start=dense,

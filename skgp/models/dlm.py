@@ -14,7 +14,8 @@ of them: the posterior is that of Bayes' rule. Otherwise,
    collapsed for Gaussian noise, by natural gradients and L-BFGS otherwise. Of few rows,
    hyper-parameters maximise the evidence itself. More inducing points follow where they predict
    held-out data better.
-3. *Objective.* It is minimised over q(u), "fixed" stops here; then, "joint", over everything.
+3. *Objective.* It is minimised over q(u), "fixed" stops here; then, "joint", over everything. Of
+   few labels, and of few rows with outliers, the ELBO stands for the log-loss (`of_few_rows`).
 4. *Rows held out* of step 3 say when to stop the joint search, which can overfit, and whether it
    gained anything, and how far the noise may fall below that of the ELBO; q(u) then learns from
    all rows. Step 2 saw them: the ELBO does not overfit. After minibatches they also say how far the
@@ -128,10 +129,11 @@ def fit_sparse(problem: Problem) -> SparseFit:
             return SparseFit(
                 start, objective, -evidence, evidence, float(noise), None, n_iter, history, dense
             )
-    elif start is None:  # steps 1 and 2
+    else:
+        objective = of_few_rows(problem)
+    if start is None:  # steps 1 and 2
         begun = start_state(problem)
         start, history["start"] = begun.state, begun.history
-        objective = of_few_rows(problem)
         if not problem.recorder.stopped:
             start = grown(start, problem)
     can_overfit = objective.moves_hyperparameters and objective.name in ("log_loss", "square_loss")

@@ -23,6 +23,7 @@ from skgp.learning.calibration import (
 from skgp.learning.sparse.objective import Objective
 from skgp.likelihoods import Bernoulli, Gaussian
 from tests.contracts.classifiers import ClassifierContract
+from tests.reference.vgp import maximise_vgp
 
 QUICK = dict(n_inducing=15, max_iter=20, random_state=0)
 
@@ -169,6 +170,31 @@ def test_bound_of_labels_that_lie_apart_exceeds_that_of_no_function():
     X = np.random.RandomState(100).randn(150, 4)
     model = DLMGPClassifier(objective="elbo", random_state=0).fit(X, X[:, 0] + X[:, 1] > 0)
     assert model.elbo_ > -150 * np.log(2)
+
+
+@pytest.mark.parametrize("warm", [False, True])
+def test_few_labels_have_the_posterior_of_the_elbo(warm):
+    """That of the log-loss is wider: standard deviations of f are up to a half greater."""
+    X = np.random.RandomState(0).uniform(size=(12, 1))
+    y = X[:, 0] > 0.5
+    kernel = 9.0 * RBF(0.2)
+    model = DLMGPClassifier(kernel, optimizer=None, warm_start=warm, tol=1e-12)
+    for _ in range(1 + warm):
+        model.fit(X, y)
+    K = torch.from_numpy(kernel(X) + 1e-8 * np.eye(12))
+    signs, rows = torch.from_numpy(np.where(y, 1.0, -1.0)), torch.arange(12)
+    *_, mean, var = maximise_vgp(Bernoulli("probit"), K, rows, signs, offset=model.offset_[0])
+    found, found_var = model.latent_mean_and_variance(X)
+    np.testing.assert_allclose(found, mean + model.offset_[0], atol=2e-3)
+    np.testing.assert_allclose(found_var, var, rtol=5e-3)
+
+
+def test_few_labels_are_not_predicted_too_cautiously():
+    """Of a board of three by three; scikit-learn, with an RBF kernel, has a log loss of .34."""
+    X = np.random.RandomState(1).uniform(size=(2060, 2))
+    y = np.floor(3 * X).sum(1) % 2 == 0
+    model = DLMGPClassifier(random_state=0).fit(X[:60], y[:60])
+    assert log_loss_of(model, X[60:], y[60:]) < 0.31
 
 
 def test_auto_beta_is_of_its_path(moons):

@@ -226,6 +226,7 @@ class Settings:
     early_stopping: bool = True  # whether rows are held out of a joint search
     validation_fraction: float = 0.1
     joint: bool = True  # whether the objective moves hyper-parameters
+    few: bool = False  # whether there are at most `FEW_PER_INDUCING` rows an inducing point
     # Rows of a minibatch; None takes all up to 1e6 / M (1e7 / M for q alone), and chooses beyond.
     batch_size: int | None = None
     learning_rate: float | None = None  # of minibatches; None for the default
