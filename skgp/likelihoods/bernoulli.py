@@ -157,7 +157,7 @@ class Bernoulli(Likelihood):
 
     def _expected_log_prob(self, y: Tensor, mean: Tensor, var: Tensor) -> Tensor:
         if self.link == "logit":
-            return _by_probits(y * mean, var)[0]
+            return quadrature.averaged(_by_probits, y * mean, var)
         rule = quadrature.smooth_expectation
         return self._averaged(rule, self._log_prob_and_derivatives, y, mean, var)
 

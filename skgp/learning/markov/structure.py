@@ -139,10 +139,9 @@ def _with_seasons(
         for nu in drifts:
             parts = [*seasons, make.season(season.period, season.variances, nu)]
             found = climb(total([*trend, *parts]))
-            backgrounds.known = _without(found, len(parts))
             if criterion(found) > criterion(trending):
                 trending, better = found, parts
-        seasons = better
+        backgrounds.known, seasons = _without(found, len(parts)), better
     return trending, seasons
 
 
@@ -220,10 +219,8 @@ def _slow(part: Component, scale: float) -> Component:
 def parts_of(series: Series) -> SeriesParts:
     """Kernels in the units of a series."""
     times, values = to_arrays(series.times, series.totals / series.counts)
-    gaps = np.sort(np.diff(np.unique(times)))  # covariates keep rows of equal times apart
-    return SeriesParts(
-        start=float(times[0]),
-        span=float(times[-1] - times[0]),
-        gap=float(gaps[(len(gaps) - 1) // 2]) if len(gaps) else 0.0,
-        variance=float(values.var()) or 1.0,
-    )
+    if "gap" not in series.known:
+        gaps = np.sort(np.diff(np.unique(times)))  # covariates keep rows of equal times apart
+        series.known["gap"] = float(gaps[(len(gaps) - 1) // 2]) if len(gaps) else 0.0
+    start, end, variance = float(times[0]), float(times[-1]), float(values.var()) or 1.0
+    return SeriesParts(start, end - start, series.known["gap"], variance)
