@@ -7,10 +7,17 @@ always.
 
 import copy
 import functools
+from collections.abc import Hashable
 from typing import Any
 
 import numpy as np
-from sklearn.gaussian_process.kernels import Exponentiation, Kernel, Product, Sum
+from sklearn.gaussian_process.kernels import (
+    Exponentiation,
+    Hyperparameter,
+    Kernel,
+    Product,
+    Sum,
+)
 
 from .specs import ActiveDims
 
@@ -32,7 +39,28 @@ def hyperparameters_of(leaf: Any) -> list[Any]:
     """``leaf.hyperparameters``, fixed ones too."""
     if type(leaf).hyperparameters is not Kernel.hyperparameters:  # of a class of a user's own
         return leaf.hyperparameters
-    return [getattr(leaf, _PREFIX + name) for name in names_of(type(leaf))]  # type: ignore[arg-type]
+    return [_hyperparameter(leaf, name) for name in names_of(type(leaf))]  # type: ignore[arg-type]
+
+
+def _hyperparameter(leaf: Any, name: str) -> Any:
+    """One of them; those of a number are made once for all kernels of these bounds."""
+    own = vars(leaf)
+    if is_plain(leaf) and isinstance(own.get(name), float):
+        try:
+            return _of_number(name, own.get(f"{name}_bounds"))
+        except TypeError:  # bounds that are no tuple of numbers
+            pass
+    return getattr(leaf, _PREFIX + name)
+
+
+@functools.lru_cache(maxsize=2**10)
+def _of_number(name: str, bounds: Hashable) -> Any:
+    return Hyperparameter(name, "numeric", bounds)
+
+
+def is_plain(kernel: Any) -> bool:
+    """Whether a kernel holds its parameters alone, each as an attribute."""
+    return type(kernel).__module__ in _PLAIN
 
 
 @functools.lru_cache(maxsize=2**8)
@@ -82,7 +110,7 @@ def copied(kernel: Kernel) -> Any:
         return type(kernel)(*map(copied, children_of(kernel)))
     if type(kernel) is ActiveDims:
         return ActiveDims(copied(kernel.kernel), kernel.dims)
-    if type(kernel).__module__ not in _PLAIN:  # may keep what it likes
+    if not is_plain(kernel):  # may keep what it likes
         return copy.deepcopy(kernel)
     other = object.__new__(type(kernel))
     other.__dict__.update(kernel.__dict__)
@@ -98,5 +126,9 @@ def with_theta(kernel: Kernel, theta: np.ndarray) -> Any:
     for leaf, hyper in free_of(other):
         values = np.exp(theta[start : start + hyper.n_elements])
         start += hyper.n_elements
-        leaf.set_params(**{hyper.name: values if hyper.n_elements > 1 else values[0]})
+        value = values if hyper.n_elements > 1 else values[0]
+        if is_plain(leaf):
+            setattr(leaf, hyper.name, value)
+        else:
+            leaf.set_params(**{hyper.name: value})
     return other

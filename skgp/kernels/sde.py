@@ -384,8 +384,9 @@ class _Transition(torch.autograd.Function):
 
 def _logarithms(values: list[Any]) -> np.ndarray:
     """Of numbers and arrays, one after the other."""
+    numbers = all(isinstance(value, float) for value in values)
     with np.errstate(divide="ignore"):
-        return np.log(np.concatenate([np.empty(0), *map(np.ravel, values)]))
+        return np.log(values if numbers else np.concatenate([*map(np.ravel, values)], dtype=float))
 
 
 def _count_parameters(groups: Sequence[Sequence[Primitive]]) -> int:

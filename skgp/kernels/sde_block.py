@@ -129,15 +129,15 @@ class Block:
             return np.full_like(lags, self.variance), [], []
         found = self._correlations(lags, since, known, of_form)
         values, slopes = zip(*found, strict=True)
-        shaped = {i: self.primitives[i].shape_slope(self.rates[i] * lags) for i in self._shaped}
-        others = [[*values[:i], *values[i + 1 :]] for i in range(len(values))]
+
+        def times_others(i: int, slope: np.ndarray) -> np.ndarray:
+            return reduce(np.multiply, [*values[:i], *values[i + 1 :]], self.variance * slope)
+
+        pairs = [(i, self.primitives[i].shape_slope(self.rates[i] * lags)) for i in self._shaped]
         return (
-            self.variance * reduce(np.multiply, values),
-            [
-                None if slope is None else self.variance * reduce(np.multiply, rest, slope)
-                for slope, rest in zip(slopes, others, strict=True)
-            ],
-            [self.variance * reduce(np.multiply, others[i], slope) for i, slope in shaped.items()],
+            reduce(np.multiply, values[1:], self.variance * values[0]),
+            [None if each is None else times_others(i, each) for i, each in enumerate(slopes)],
+            [times_others(*pair) for pair in pairs],
         )
 
     def between(self, x: np.ndarray, z: np.ndarray, origin: float, *, slope: bool) -> np.ndarray:

@@ -148,25 +148,23 @@ def smooth_expectation(
     which one pass over the nodes gives together with the value, at a variance of 0 as well. As
     `smooth_averages`, of a function that returns :math:`g, g', g''`.
     """
-    return _SmoothExpectation.apply(mean, var, function, scale, n_points, *columns)
+    how: dict[str, Any] = {"scale": scale, "n_points": n_points}
+    return averaged(lambda m, v: smooth_averages(function, m, v, *columns, **how), mean, var)
 
 
-class _SmoothExpectation(torch.autograd.Function):
-    """`smooth_expectation` as a function that autograd knows."""
+def averaged(averages: Callable[..., tuple[Tensor, ...]], mean: Tensor, var: Tensor) -> Tensor:
+    """The first of three averages, of a function and two derivatives, as `smooth_expectation`."""
+    return _Averaged.apply(mean, var, averages)
+
+
+class _Averaged(torch.autograd.Function):
+    """`averaged` as a function that autograd knows."""
 
     @staticmethod
     def forward(
-        ctx: Any,
-        mean: Tensor,
-        var: Tensor,
-        function: Callable[..., tuple[Tensor, Tensor, Tensor]],
-        scale: float,
-        n_points: int,
-        *columns: Tensor,
+        ctx: Any, mean: Tensor, var: Tensor, averages: Callable[..., tuple[Tensor, ...]]
     ) -> Tensor:
-        value, first, second = smooth_averages(
-            function, mean, var, *columns, scale=scale, n_points=n_points
-        )
+        value, first, second = averages(mean.detach(), var.detach())
         ctx.save_for_backward(first, 0.5 * second)
         return value
 
@@ -174,7 +172,7 @@ class _SmoothExpectation(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         in_mean, in_var = ctx.saved_tensors
-        return grad * in_mean, grad * in_var, *(None for _ in ctx.needs_input_grad[2:])
+        return grad * in_mean, grad * in_var, None
 
 
 def piecewise(

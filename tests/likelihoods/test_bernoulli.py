@@ -58,6 +58,23 @@ def test_bernoulli_prob_equals_a_numerical_integral(link, var):
     np.testing.assert_allclose(both, 1.0, atol=1e-9)
 
 
+@pytest.mark.parametrize("var", [0.0, 1e-3, 0.5, 0.8, 3.0, 50.0, 1e4])
+def test_logit_expectations_are_right_to_ten_digits(var):
+    """By a fine sum, far from 0 too; a mixture of probits."""
+    z, h = np.linspace(-14, 14, 20_001, retstep=True)
+    density, means = h * stats.norm.pdf(z), np.array([-300.0, -30.0, -1.0, 0.3, 2.0, 9.0, 40.0])
+    f = means[:, None] + var**0.5 * z
+    wrong = special.expit(-f)
+    parts = special.log_expit(f), wrong, -wrong * special.expit(f)
+    expected = [part @ density for part in parts]
+    mean = torch.tensor(means)
+    y, v = torch.ones_like(mean), torch.full_like(mean, var)
+    found = Bernoulli().expected_log_prob_and_derivatives(y, mean, v)
+    np.testing.assert_allclose(np.stack(found), expected, rtol=1e-12, atol=2e-11)
+    other = Bernoulli().expected_log_prob_and_derivatives(-y, -mean, v)
+    np.testing.assert_allclose(np.stack(other), [found[0], -found[1], found[2]], atol=1e-15)
+
+
 def test_logit_log_predictive_keeps_relative_precision_in_the_tail():
     # P = e^(m + v/2) E_{N(m + v, v)}[sigma(-f)], by a fine sum about the tilted mean.
     z, h = np.linspace(-12, 12, 4801, retstep=True)

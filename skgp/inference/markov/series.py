@@ -17,6 +17,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
+from typing import Any
 
 import numpy as np
 import torch
@@ -87,10 +88,20 @@ class Series:
         """The same with times since an origin, by origin."""
         return {}
 
+    @cached_property
+    def known(self) -> dict[Any, Any]:
+        """What was made of times and counts, for whoever asks again."""
+        return {}
+
+    @cached_property
+    def _known_of_one(self) -> dict[Any, Any]:
+        """The same of one value a time."""
+        return {}
+
     def with_values(self, values: Tensor) -> "Series":
-        """One value (m,) a time in place of the rows; distances are shared."""
-        other = Series(self.times, None, values, breaks=self.breaks)
-        other.__dict__.update(_lags=self._lags, _lags_since=self._lags_since)
+        """One value (m,) a time in place of the rows; distances are shared, and what is `known`."""
+        other, known = Series(self.times, None, values, breaks=self.breaks), self._known_of_one
+        other.__dict__.update(_lags=self._lags, _lags_since=self._lags_since, known=known)
         return other
 
     @cached_property

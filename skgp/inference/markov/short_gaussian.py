@@ -67,16 +67,21 @@ class ShortCovariance:
         K = self._fixed + (scales @ self._known).reshape(shape) if len(scales) else +self._fixed
         slopes = list[np.ndarray]()
         for table, members in self._rated:
-            k, own = np.zeros_like(table.lags), list[np.ndarray]()
+            own, of_level, rest = list[np.ndarray](), list[int](), list[np.ndarray]()
             for i, places, block in members:
-                rates = tuple(values[places].tolist())
+                rates = values[places].tolist()
                 moved = Block(float(values[i]), block.primitives, rates, block.moving)
-                part, by_rate, _ = moved.covariance(table.lags, table.since, table.known)
-                k = k + part
-                own += [part] * block.moving[0] + [each for each in by_rate if each is not None]
-            of_pairs = np.stack([k, *own]).take(table.pairs, axis=1)  # (1 + r, m, m)
-            K += of_pairs[0]
-            slopes.append(of_pairs[1:])
+                k, by_rate, _ = moved.covariance(table.lags, table.since, table.known)
+                if block.moving[0]:
+                    of_level.append(len(own))
+                    own.append(k)
+                else:
+                    rest.append(k)
+                own += [each for each in by_rate if each is not None]
+            of_pairs = np.array(own + rest).take(table.pairs, axis=1)  # (r + 1, m, m)
+            for j in (*of_level, *range(len(own), len(of_pairs))):
+                K += of_pairs[j]
+            slopes.append(of_pairs[: len(own)])
         return CovarianceAt(K, self._known.reshape(-1, *shape), scales, slopes)
 
 

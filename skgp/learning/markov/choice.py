@@ -69,8 +69,8 @@ def choose_kernel(
 
     def cost(component: Component) -> float:
         """Akaike's, a nat for every hyper-parameter; that of few rows, beyond the first kernel."""
-        few = component.form.kernel is not first.form.kernel and not _tell(told, component.kernel)
-        return len(component.theta) + FEW_NATS * few
+        is_first, n_dims = component.form.kernel is first.form.kernel, len(component.theta)
+        return n_dims + FEW_NATS * (not is_first and not _tell(told, n_dims))
 
     def criterion(search: Search) -> float:
         return search.value - cost(search.components[0])
@@ -129,12 +129,13 @@ def _affordable(kernels: Sequence[Any], n_rows: float, likelihood: Likelihood) -
     """
     first, *others = kernels
     most = n_dims_of(first) if likelihood.is_gaussian and n_rows >= FEWEST_ROWS else 0
-    return [first, *(each for each in others if n_dims_of(each) <= most or _tell(n_rows, each))]
+    pairs = [(each, n_dims_of(each)) for each in others]
+    return [first, *(each for each, n_dims in pairs if n_dims <= most or _tell(n_rows, n_dims))]
 
 
-def _tell(n_rows: float, kernel: Any) -> bool:
+def _tell(n_rows: float, n_dims: int) -> bool:
     """Whether so many rows tell the hyper-parameters."""
-    return ROWS_A_PARAMETER * n_dims_of(kernel) <= n_rows
+    return ROWS_A_PARAMETER * n_dims <= n_rows
 
 
 def evidence_at(search: Search, objective: Objective, likelihood: Likelihood) -> float:

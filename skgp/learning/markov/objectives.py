@@ -83,7 +83,7 @@ class Component:
         self.theta = torch.from_numpy(self.form.theta)  # (t,)
         self.low, self.high = torch.from_numpy(self.form.bounds).unbind(1)
         self.is_length_scale = torch.from_numpy(self.form.is_length_scale)  # (t,)
-        self._level = self.form.parameters()
+        self._level = self.form.parameters().detach().numpy()
         known = self.form.slopes
         self.slopes = (
             _find_slopes(self.form) if known is None else torch.from_numpy(known)
@@ -101,7 +101,7 @@ class Component:
             return Component(with_theta(self.kernel, theta.numpy()), self.form.tolerance)
         other = copy.copy(self)
         other.__dict__.pop("kernel", None)  # made when asked for
-        other.theta, other._level = theta, self.parameters(theta)
+        other.theta, other._level = theta, self.affine(theta.numpy())
         return other
 
     @cached_property
@@ -125,9 +125,7 @@ class Component:
 
     def affine(self, theta: np.ndarray) -> np.ndarray:
         """The same in NumPy, (q,), where they are affine."""
-        return self._level.numpy() + cast(Tensor, self.slopes).numpy() @ (
-            theta - self.theta.numpy()
-        )
+        return self._level + cast(Tensor, self.slopes).numpy() @ (theta - self.theta.numpy())
 
     def dynamics(self, theta: Tensor | None = None) -> Dynamics:
         """The form at theta (t,), by default the component's own."""

@@ -21,7 +21,6 @@ import torch
 from scipy import ndimage
 
 from skgp.inference.markov.series import Series, make_series
-from skgp.kernels.sde import Dynamics
 from skgp.learning.markov.defaults import (
     CELLS_A_CYCLE,
     LEAST_CYCLES,
@@ -39,7 +38,7 @@ from skgp.learning.markov.defaults import (
     UNMODELLED,
     WAVE_ROWS,
 )
-from skgp.learning.markov.waves import Behind, Waves, gains_of, lomb
+from skgp.learning.markov.waves import Background, Behind, Waves, gains_of, lomb
 
 _ROUNDING = 1e-12  # mathematical: of sums of squares
 
@@ -53,11 +52,11 @@ class Season:
 
 
 def propose_seasons(
-    series: Series, backgrounds: Callable[[Series], list[tuple[Dynamics, float]]]
+    series: Series, backgrounds: Callable[[Series], list[Background]]
 ) -> Iterator[Season]:
     """Periods that stand out, the strongest first; none of short series.
 
-    `backgrounds` are what may be no season of a series: dynamics and noise.
+    `backgrounds` are what may be no season of a series.
     """
     times = series.times.cpu().numpy()
     y = (series.totals / series.counts).cpu().numpy()
@@ -65,8 +64,8 @@ def propose_seasons(
         return
     t = times - times[0]
 
-    def behind(x: np.ndarray, rest: np.ndarray) -> tuple[Series, list[tuple[Dynamics, float]]]:
-        """Some values at times since the first; dynamics and noise of their backgrounds."""
+    def behind(x: np.ndarray, rest: np.ndarray) -> tuple[Series, list[Background]]:
+        """Some values at times since the first, and their backgrounds."""
         values = torch.from_numpy(rest)
         whole = len(x) == len(t) and series.times.device == values.device
         at = series.with_values(values) if whole else None

@@ -37,7 +37,7 @@ from torch import Tensor
 from skgp.inference.defaults import MAX_TIMES
 from skgp.inference.markov.series import Series
 from skgp.kernels.defaults import TREND_START
-from skgp.kernels.sde import Dynamics, StateSpace, state_space
+from skgp.kernels.sde import Dynamics, state_space
 from skgp.kernels.series_parts import SeriesParts, total
 from skgp.learning.markov.defaults import (
     LEAST_WEIGHT,
@@ -51,6 +51,7 @@ from skgp.learning.markov.objectives import Component, GaussianEvidence, Objecti
 from skgp.learning.markov.scoring import promised_gain, short_climb
 from skgp.learning.markov.search import Search
 from skgp.learning.markov.seasons import propose_seasons
+from skgp.learning.markov.waves import Background
 from skgp.likelihoods import Likelihood
 from skgp.linalg import NotPositiveDefiniteError
 from skgp.linalg.runtime import to_arrays
@@ -138,10 +139,9 @@ def _with_seasons(
         for nu in drifts:
             parts = [*seasons, make.season(season.period, season.variances, nu)]
             found = climb(total([*trend, *parts]))
-            backgrounds.known = _without(found, len(parts))
             if criterion(found) > criterion(trending):
                 trending, better = found, parts
-        seasons = better
+        backgrounds.known, seasons = _without(found, len(parts)), better
     return trending, seasons
 
 
@@ -178,17 +178,20 @@ class Backgrounds:
     known: Search | None
     m: int
     likelihood: Likelihood
-    _stiff: list[StateSpace] | None = None  # of unit variance
+    _stiff: list[Dynamics] | None = None  # of unit variance
+    _last: tuple[Search, Dynamics] | None = None
 
-    def __call__(self, series: Series) -> list[tuple[Dynamics, float]]:
+    def __call__(self, series: Series) -> list[Background]:
         """Of the series or, where that is long, of its means in cells."""
-        found, n, parts = self.fitted(series), len(series.times), parts_of(series)
+        found, parts = self.fitted(series), parts_of(series)
         if self._stiff is None:
-            make = replace(parts, variance=1.0)
+            make, n = replace(parts, variance=1.0), len(series.times)
             kernels = [make.line() + make.wander_to(each, n) for each in STIFF_CYCLES]
-            self._stiff = [state_space(kernel) for kernel in kernels]
-        pairs = [(_scaled(each, parts.variance), parts.variance) for each in self._stiff]
-        return [(found.components[0].dynamics(), float(found.parameters[0].exp())), *pairs]
+            self._stiff = [state_space(kernel).at() for kernel in kernels]
+        if self._last is None or self._last[0] is not found:
+            self._last = found, found.components[0].dynamics()
+        stiff = [Background(each, 1.0, parts.variance) for each in self._stiff]
+        return [Background(self._last[1], float(found.parameters[0].exp())), *stiff]
 
     def fitted(self, series: Series) -> Search:
         """The trend."""
@@ -197,13 +200,6 @@ class Backgrounds:
         make = parts_of(series)
         start = Component(make.trend() + make.steady())
         return short_climb(start, GaussianEvidence(series), self.likelihood)
-
-
-def _scaled(form: StateSpace, variance: float) -> Dynamics:
-    """The dynamics of a form, with all variances times one."""
-    parameters = form.parameters().clone()
-    parameters[: len(form.order)] += math.log(variance)
-    return form.at(parameters)
 
 
 def _without(found: Search, n_parts: int) -> Search:
@@ -223,10 +219,8 @@ def _slow(part: Component, scale: float) -> Component:
 def parts_of(series: Series) -> SeriesParts:
     """Kernels in the units of a series."""
     times, values = to_arrays(series.times, series.totals / series.counts)
-    gaps = np.sort(np.diff(np.unique(times)))  # covariates keep rows of equal times apart
-    return SeriesParts(
-        start=float(times[0]),
-        span=float(times[-1] - times[0]),
-        gap=float(gaps[(len(gaps) - 1) // 2]) if len(gaps) else 0.0,
-        variance=float(values.var()) or 1.0,
-    )
+    if "gap" not in series.known:
+        gaps = np.sort(np.diff(np.unique(times)))  # covariates keep rows of equal times apart
+        series.known["gap"] = float(gaps[(len(gaps) - 1) // 2]) if len(gaps) else 0.0
+    start, end, variance = float(times[0]), float(times[-1]), float(values.var()) or 1.0
+    return SeriesParts(start, end - start, series.known["gap"], variance)

@@ -31,7 +31,7 @@ References
 
 import math
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -49,7 +49,26 @@ from skgp.learning.markov.defaults import (
 )
 
 _ROUNDING = 1e-12  # mathematical: of sums of squares
-Behind = Callable[[np.ndarray, np.ndarray], tuple[Series, list[tuple[Dynamics, float]]]]
+
+
+class Background(NamedTuple):
+    """A process with noise of a variance, both times a scale."""
+
+    dynamics: Dynamics
+    noise: float
+    scale: float = 1.0
+
+    def columns(self, series: Series) -> SeriesColumns | DenseColumns:
+        """But for the scale; those of the same process are kept with the series."""
+        key = id(self.dynamics), self.noise
+        if key not in series.known:
+            gaps, lags = series.gaps_of(self.dynamics), series.lags_of(self.dynamics)
+            found = columns_of(self.dynamics, gaps, series.counts / self.noise, lags)
+            series.known[key] = found, self.dynamics  # whose id is its own while it is kept
+        return series.known[key][0]
+
+
+Behind = Callable[[np.ndarray, np.ndarray], tuple[Series, list[Background]]]
 
 
 def gains_of(t: np.ndarray, y: np.ndarray, frequencies: np.ndarray, behind: Behind) -> np.ndarray:
@@ -72,19 +91,16 @@ class Waves:
     def __init__(self, t: np.ndarray, y: np.ndarray, behind: Behind) -> None:
         self._series, backgrounds = behind(t, y)
         self._since, self._half = torch.from_numpy(t), 0.5 * max(len(t) - 4, 1)
-        self._given: list[Any] = []
+        self._given = [each.columns(self._series) for each in backgrounds]
         y_column, values, misfit, columns_of_y = self._series.y[:, None], [], [], []
-        for dynamics, noise in backgrounds:
-            gaps, lags = self._series.gaps_of(dynamics), self._series.lags_of(dynamics)
-            weight = self._series.counts / noise
-            columns: Any = columns_of(dynamics, gaps, weight, lags)
+        for columns, (_, noise, scale) in zip(self._given, backgrounds, strict=True):
             v, g = columns.whiten(y_column)
-            fit = columns.observe(columns.smooth(v))[:, 0]
-            columns_of_y.append(weight * (self._series.y - fit))
+            fit = columns.observe(columns.smooth(v))[:, 0]  # type: ignore[arg-type]
+            columns_of_y.append(self._series.counts / noise * (self._series.y - fit))
             misfit.append(float(g @ v[:, 0].square()))
-            values.append(-columns.half_log_det - 0.5 * len(t) * math.log(noise))
-            self._given.append(columns)
-        self._misfit = torch.tensor(misfit, dtype=torch.float64)  # y' V^-1 y, (b,)
+            of_noise = 0.5 * len(t) * math.log(noise * scale)
+            values.append(self._half * math.log(scale) - columns.half_log_det - of_noise)
+        self._misfit = torch.tensor(misfit, dtype=torch.float64)  # y' V^-1 y but for scales, (b,)
         self._values = self._misfit.new_tensor(values) - self._half * self._misfit.log()
         self._solved = torch.stack(columns_of_y).numpy()  # V^-1 y, (b, n)
 

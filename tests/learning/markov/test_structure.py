@@ -16,7 +16,7 @@ from skgp.learning.markov import objectives
 from skgp.learning.markov.objectives import Component
 from skgp.learning.markov.seasons import propose_seasons
 from skgp.learning.markov.structure import Backgrounds
-from skgp.learning.markov.waves import Waves, gains_of, lomb
+from skgp.learning.markov.waves import Background, Waves, gains_of, lomb
 from skgp.likelihoods import Gaussian
 
 
@@ -55,7 +55,7 @@ def test_gains_are_ratios_of_likelihoods(n):
     y = np.sin(2 * np.pi * 0.06 * t) + 0.01 * t + 0.4 * rng.standard_normal(n)
     kernels = 3.0 * Matern(2.0, nu=0.5), 0.1 * Matern(30.0, nu=0.5)
     series = make_series(torch.tensor(t), torch.tensor(y))
-    backgrounds = [(Component(kernel).dynamics(), 0.5) for kernel in kernels]
+    backgrounds = [Background(Component(kernel).dynamics(), 0.5) for kernel in kernels]
 
     def log_likelihood(V, *columns):
         if columns:
@@ -81,7 +81,7 @@ def test_gains_of_waves_together_are_ratios_of_likelihoods():
     y = np.sin(2 * np.pi * 0.05 * t) + 0.5 * np.cos(2 * np.pi * 0.11 * t) + rng.standard_normal(n)
     kernels = 3.0 * Matern(2.0, nu=0.5), 0.1 * Matern(30.0, nu=0.5)
     series = make_series(torch.tensor(t), torch.tensor(y))
-    backgrounds = [(Component(kernel).dynamics(), 0.5) for kernel in kernels]
+    backgrounds = [Background(Component(kernel).dynamics(), 0.5) for kernel in kernels]
     found, each = Waves(t, y, lambda t, y: (series, backgrounds)).gain_together(f)
     phase, values, walds = 2 * np.pi * np.outer(t, f), [], []
     Phi = np.hstack([np.cos(phase), np.sin(phase)])
@@ -111,7 +111,7 @@ def test_gains_of_a_grid_that_matter_are_exact(times):
         t = t[t % 7 < 5]
     y = np.sin(2 * np.pi * t / 7) + 0.5 * np.cos(2 * np.pi * t / 40) + rng.standard_normal(len(t))
     kernels = 3.0 * Matern(2.0, nu=0.5), 0.1 * Matern(30.0, nu=0.5)
-    backgrounds = [(Component(kernel).dynamics(), 0.5) for kernel in kernels]
+    backgrounds = [Background(Component(kernel).dynamics(), 0.5) for kernel in kernels]
     series = make_series(torch.tensor(t), torch.tensor(y))
     given = t - t[0], y, lambda t, y: (series, backgrounds)
     f = np.arange(8, 600) / (4 * t[-1])
