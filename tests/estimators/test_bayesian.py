@@ -287,8 +287,8 @@ def test_kernel_by_default_is_chosen_among_smoothnesses():
 def test_kernel_by_default_is_smooth_where_a_sine_has_many_periods():
     """From the medians, searches of smooth kernels end at noise alone."""
     rng = np.random.default_rng(0)
-    X, X_new = rng.uniform(size=(250, 1)), rng.uniform(size=(200, 1))
-    y = np.sin(120 * X[:, 0]) + 0.1 * rng.standard_normal(250)
+    X, X_new = rng.uniform(size=(150, 1)), rng.uniform(size=(200, 1))
+    y = np.sin(120 * X[:, 0]) + 0.1 * rng.standard_normal(150)
     by_default = make(n_samples=32).fit(X, y)
     known = make(kernel=RBF(0.02) + WhiteKernel(0.02), n_samples=32).fit(X, y)
     f = np.sin(120 * X_new[:, 0])

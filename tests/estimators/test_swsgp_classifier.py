@@ -54,8 +54,8 @@ def digits():
 def test_ten_classes_of_64_columns_by_default(digits):
     X, y, fresh, target = digits
     names = np.array([f"digit {k}" for k in range(10)])
-    model = SWSGPClassifier(random_state=0).fit(X, names[y])
-    assert model.inducing_points_.shape == (330, 50)  # principal components
+    model = SWSGPClassifier(random_state=0).fit(X[:210], names[y[:210]])
+    assert model.inducing_points_.shape == (210, 64)
     assert model.score(fresh, names[target]) > 0.9
     assert log_loss_of(model, fresh, names[target]) < 0.4
     assert model.predict_proba(fresh).shape == (200, 10)
@@ -209,6 +209,7 @@ def test_warm_start_goes_on_where_the_last_fit_ended(moons):
     np.testing.assert_allclose(model.predict_proba(fresh), before, atol=0.02)
     assert model.n_iter_ < n_iter and not model.history_["hyperparameters"]
     # Of other shapes or another likelihood there is nothing to go on from.
+    X, y = X[:70], y[:70]
     three = np.where(X[:, 0] > 1.5, 2, y)
     assert model.fit(X, three).score(X, three) > 0.85
     assert model.fit(np.column_stack([X, X]), y).score(np.column_stack([X, X]), y) > 0.85
