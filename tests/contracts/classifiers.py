@@ -16,7 +16,6 @@ from sklearn.base import clone, is_classifier
 from sklearn.datasets import make_moons
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel, WhiteKernel
 from sklearn.metrics import accuracy_score, log_loss
-from sklearn.model_selection import cross_val_score
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
@@ -259,11 +258,11 @@ class ClassifierPredictions(EstimatorPredictions):
         )
 
     def test_defaults_are_accurate_at_any_scale_and_offset(self):
-        X, codes = make_moons(420, noise=0.15, random_state=0)
+        X, codes = make_moons(390, noise=0.15, random_state=0)
         X = X * [1e-3, 1e6] + [1e-2, 1e8]
         labels = np.array(["down", "up"])[codes]
-        estimator = self.make().fit(X[:120], labels[:120])
-        assert estimator.score(X[120:], labels[120:]) >= self.easy_accuracy
+        estimator = self.make().fit(X[:90], labels[:90])
+        assert estimator.score(X[90:], labels[90:]) >= self.easy_accuracy
 
     def test_defaults_are_accurate(self, problem, learned):
         assert learned.score(*problem) >= self.least_score
@@ -390,11 +389,6 @@ class ClassifierContract(InputContract, ClassifierPredictions):
         pipeline = make_pipeline(StandardScaler(), self.make()).fit(X, y)
         assert pipeline.predict_proba(X).shape == (40, 2)
         assert pipeline.score(X, y) >= self.least_score
-
-    def test_cross_validated_log_loss_beats_the_base_rate(self, data):
-        X, y = data
-        scores = cross_val_score(self.make(), X, y, scoring="neg_log_loss", cv=2)
-        assert scores.mean() > -np.log(2)
 
     def test_fit_refuses_one_class(self, data):
         X, y = data

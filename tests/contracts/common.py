@@ -274,7 +274,7 @@ class InputContract:
             {self.length_scale: [0.01, 2.0]},
             scoring={"score": self.scoring, "density": log_predictive_density_scorer},
             refit="density",
-            cv=3,
+            cv=2,
         ).fit(*data)
         assert search.best_params_ == {self.length_scale: 2.0}
         assert search.cv_results_["rank_test_score"].tolist() == [2, 1]

@@ -154,7 +154,7 @@ def test_every_option_predicts(params, moons):
     learned = params.keys() & {"inducing", "polish", "likelihood"}
     given = {} if learned else {"kernel": KERNEL, "optimizer": None}
     options = {"n_neighbors": 16, "max_iter": 30, "random_state": 0, **given, **params}
-    model = SWSGPClassifier(**options).fit(*moons[:2])
+    model = SWSGPClassifier(**options).fit(moons[0][:140], moons[1][:140])
     assert log_loss_of(model, *moons[2:]) < 0.32
     assert model.score(*moons[2:]) > 0.87
     assert model.n_iter_ >= 1 and model.n_inducing_ <= 200
