@@ -1,5 +1,7 @@
 """A series with covariates and a trend: exact in time, against dense Gaussians and known truths."""
 
+import pickle
+
 import numpy as np
 import pytest
 from sklearn.base import clone
@@ -266,6 +268,16 @@ def test_weights_are_repeated_rows(likelihood):
     new = frame(30, seed=3)
     found, expected = (getattr(each, method)(new) for each in (weighted, repeated))
     np.testing.assert_allclose(found, expected, rtol=1e-8)
+
+
+def test_a_fitted_model_is_pickled_and_warm_started():
+    X = frame()
+    y = target(X)
+    model = StateSpaceGPRegressor(KERNEL, max_iter=2, warm_start=True).fit(X, y)
+    again = pickle.loads(pickle.dumps(model))
+    np.testing.assert_array_equal(again.predict(X), model.predict(X))
+    value = model.log_marginal_likelihood_value_
+    assert model.fit(X, y).log_marginal_likelihood_value_ >= value - 1e-6
 
 
 def test_a_trend_goes_on_and_the_process_alone_returns():

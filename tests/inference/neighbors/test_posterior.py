@@ -89,6 +89,19 @@ def test_a_batch_is_its_rows_in_tiles_of_any_size(kind, monkeypatch):
         torch.testing.assert_close(tile, part, rtol=0, atol=EPS)
 
 
+@kinds
+def test_float32_predicts_nearly_the_same(kind):
+    problem = problem_of()
+    found = posterior_of(problem, kind, torch.float32)[0]
+    expected = posterior_of(problem, kind)[0].mean_and_variance(torch.tensor(problem.X))
+    X = torch.tensor(problem.X, dtype=torch.float32)
+    for got, want in zip(found.mean_and_variance(X), expected, strict=True):
+        assert got.dtype == torch.float32
+        torch.testing.assert_close(got.double(), want, rtol=2e-3, atol=2e-3)
+    mean, covariance = found.mean_and_covariance(X)
+    assert mean.dtype == covariance.dtype == torch.float32
+
+
 def test_fewer_points_than_neighbours_are_all_used(monkeypatch):
     monkeypatch.setattr(dense, "JITTER", SHARED_JITTER)
     problem = problem_of()

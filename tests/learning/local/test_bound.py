@@ -221,6 +221,18 @@ def test_kl_weight_one_is_the_paper_and_greater_ones_lower_the_bound():
     assert values[0] > values[1] > values[2]
 
 
+@pytest.mark.parametrize("full", [False, True])
+def test_bound_in_single_precision_is_near_that_in_double(full):
+    state, data, active, objective = problem(full=full)
+    expected = float(bound(state, data, active, objective))
+    tensors = (state.likelihood, state.Z, state.mean, state.var, state.root, state.offset)
+    single = [None if t is None else t.float() for t in tensors]
+    state32, data32 = SWSGPState(state.kernel, *single), Data(data.X.float(), data.y.float())
+    value = bound(state32, data32, active, objective)
+    assert value.dtype == torch.float32
+    assert float(value) == pytest.approx(expected, rel=1e-3)
+
+
 def test_variance_at_an_inducing_point_is_positive():
     state, data, active, objective = problem()
     at_points = torch.cdist(state.Z, state.Z).argsort()[:, :4]

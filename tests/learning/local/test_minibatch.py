@@ -209,6 +209,20 @@ def test_fit_minibatch_reports_mean_losses_and_stops_when_told():
     assert found.mean.isfinite().all()
 
 
+def test_fit_minibatch_in_single_precision():
+    state, data, search, objective = problem()
+    names = ("likelihood", "Z", "mean", "var", "offset")
+    state = replace(state, **{name: getattr(state, name).float() for name in names})
+    data = Data(data.X.float(), data.y.float())
+    found = fit_minibatch(
+        state, data, nearest(data.X), objective, batch_size=50, max_iter=60, generator=seeded()
+    )[0]
+    assert found.mean.dtype == found.var.dtype == torch.float32
+    assert value(found, data, nearest(data.X), objective) > (
+        value(state, data, nearest(data.X), objective) + 100
+    )
+
+
 def test_plateau_is_reached_where_losses_fall_no_more():
     rng = np.random.default_rng(0)
     falling, still = _Plateau(), _Plateau()

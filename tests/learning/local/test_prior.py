@@ -204,6 +204,23 @@ def test_coupling_is_the_best_for_the_rows_held_out():
     assert two.score == pytest.approx(-float(density.mean()), rel=1e-9)
 
 
+def test_float32_walks_the_same_way():
+    found, (system, data, held_out, out, likelihood, offset) = walk_of(30.0)
+    prior = system.prior
+    matrix = prior.matrix.to(torch.float32)
+    parts = {k: getattr(prior, k).float() for k in ("diagonal", "mass", "constant", "variance")}
+    system32 = replace(
+        system,
+        rows=part_of(system.rows, dtype=torch.float32),
+        prior=replace(prior, matrix=matrix, **parts),
+    )
+    A = part_of(held_out, dtype=torch.float32)
+    data, out = data.to(torch.float32), out.to(torch.float32)
+    again = choose_prior(system32, data, A, out, likelihood, offset.float())
+    assert again.amplitude == found.amplitude
+    assert again.score == pytest.approx(found.score, abs=1e-3)
+
+
 @pytest.mark.parametrize(
     ("n_errors", "kl_factor", "amplitude"), [(0.7, 1.0, 1.0), (1.5, 1.0, 3.0), (2.5, 0.1, 3.0)]
 )
