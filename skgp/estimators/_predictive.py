@@ -331,7 +331,7 @@ def log_predictive_density_scorer(
     >>> from sklearn.preprocessing import StandardScaler
     >>> from skgp import DLMGPClassifier
     >>> from skgp.estimators import log_predictive_density_scorer
-    >>> pipeline = make_pipeline(StandardScaler(), DLMGPClassifier(max_iter=20, random_state=0))
+    >>> pipeline = make_pipeline(StandardScaler(), DLMGPClassifier(max_iter=5, random_state=0))
     >>> grid = {"dlmgpclassifier__n_inducing": [1, 10]}
     >>> search = GridSearchCV(pipeline, grid, scoring=log_predictive_density_scorer, cv=2)
     >>> search.fit(*load_iris(return_X_y=True)).best_params_

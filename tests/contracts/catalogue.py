@@ -45,7 +45,7 @@ def streaming(estimator_class):
     return cheap(estimator_class, **few)
 
 
-def rows(estimator_class, n=30, *, seed=0, scale=1.0):
+def rows(estimator_class, n=20, *, seed=0, scale=1.0):
     """Return X (n, 1) and y (n,): `scale` times numbers, or labels "a" and "b"."""
     rng = np.random.default_rng(seed)
     X = rng.uniform(0, 5, (n, 1))

@@ -16,7 +16,6 @@ from sklearn.base import clone, is_classifier
 from sklearn.datasets import make_moons
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel, WhiteKernel
 from sklearn.metrics import accuracy_score, log_loss
-from sklearn.model_selection import cross_val_score
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
@@ -259,11 +258,11 @@ class ClassifierPredictions(EstimatorPredictions):
         )
 
     def test_defaults_are_accurate_at_any_scale_and_offset(self):
-        X, codes = make_moons(420, noise=0.15, random_state=0)
+        X, codes = make_moons(390, noise=0.15, random_state=0)
         X = X * [1e-3, 1e6] + [1e-2, 1e8]
         labels = np.array(["down", "up"])[codes]
-        estimator = self.make().fit(X[:120], labels[:120])
-        assert estimator.score(X[120:], labels[120:]) >= self.easy_accuracy
+        estimator = self.make().fit(X[:90], labels[:90])
+        assert estimator.score(X[90:], labels[90:]) >= self.easy_accuracy
 
     def test_defaults_are_accurate(self, problem, learned):
         assert learned.score(*problem) >= self.least_score
@@ -362,23 +361,22 @@ class ClassifierContract(InputContract, ClassifierPredictions):
         classes, codes = np.unique(y, return_inverse=True)
         class_weight = dict(zip(classes.tolist(), [2.0, 0.5, 1.0], strict=False))
         by_row = np.array([2.0, 0.5, 1.0])[codes]
-        for weights in (None, np.linspace(0.5, 2, len(y))):
-            found = self.proba(X, y, X_new, sample_weight=weights, class_weight=class_weight)
-            together = by_row if weights is None else weights * by_row
-            expected = self.proba(X, y, X_new, sample_weight=together)
-            np.testing.assert_allclose(found, expected, rtol=self.weight_rtol)
+        weights = None if len(classes) == 2 else np.linspace(0.5, 2, len(y))
+        found = self.proba(X, y, X_new, sample_weight=weights, class_weight=class_weight)
+        together = by_row if weights is None else weights * by_row
+        expected = self.proba(X, y, X_new, sample_weight=together)
+        np.testing.assert_allclose(found, expected, rtol=self.weight_rtol)
 
     def test_balanced_classes_weigh_the_same(self, problem, X_new):
         X, y = problem
         classes, codes = np.unique(y, return_inverse=True)
-        weights = np.linspace(0.5, 2, len(y))
-        for given in (None, weights):
-            row_weights = np.ones(len(y)) if given is None else given
-            counts = np.bincount(codes, weights=row_weights)
-            by_row = row_weights * (counts.sum() / (len(classes) * counts))[codes]
-            found = self.proba(X, y, X_new, sample_weight=given, class_weight="balanced")
-            expected = self.proba(X, y, X_new, sample_weight=by_row)
-            np.testing.assert_allclose(found, expected, rtol=self.weight_rtol)
+        given = None if len(classes) == 2 else np.linspace(0.5, 2, len(y))
+        row_weights = np.ones(len(y)) if given is None else given
+        counts = np.bincount(codes, weights=row_weights)
+        by_row = row_weights * (counts.sum() / (len(classes) * counts))[codes]
+        found = self.proba(X, y, X_new, sample_weight=given, class_weight="balanced")
+        expected = self.proba(X, y, X_new, sample_weight=by_row)
+        np.testing.assert_allclose(found, expected, rtol=self.weight_rtol)
 
     def test_class_weight_leaves_silent_classes_at_one(self, fitted, data, X_new):
         found = self.proba(*data, X_new, class_weight={"yes": 5.0})
@@ -391,11 +389,6 @@ class ClassifierContract(InputContract, ClassifierPredictions):
         pipeline = make_pipeline(StandardScaler(), self.make()).fit(X, y)
         assert pipeline.predict_proba(X).shape == (40, 2)
         assert pipeline.score(X, y) >= self.least_score
-
-    def test_cross_validated_log_loss_beats_the_base_rate(self, data):
-        X, y = data
-        scores = cross_val_score(self.make(), X, y, scoring="neg_log_loss", cv=2)
-        assert scores.mean() > -np.log(2)
 
     def test_fit_refuses_one_class(self, data):
         X, y = data

@@ -317,8 +317,8 @@ class RegressorPredictions(PredictiveContract):
     def test_inputs_of_any_scale_and_offset(self):
         X, y = make_friedman1(200, n_features=5, noise=0.1, random_state=0)
         X = X * [1e-3, 1e6, 1.0, 10.0, 1e-3] + 1e4 * np.array([0, 1e6, 1.0, 1.0, 0])
-        estimator = self.make().fit(X[:90], y[:90])
-        assert estimator.score(X[90:], y[90:]) > self.easy_r2
+        estimator = self.make().fit(X[:70], y[:70])
+        assert estimator.score(X[70:], y[70:]) > self.easy_r2
 
     @pytest.mark.parametrize("value", [0.1, -1e6])
     def test_constant_y_is_predicted(self, data, X_new, value):

@@ -54,11 +54,11 @@ def test_defaults_take_awkward_data(name, n_cases):
     assert sum(fitted) > 0.25 * len(fitted)
 
 
-@pytest.mark.parametrize("n_cases", _N_SEQUENCES)
+@pytest.mark.slow  # of plain data: tests/estimators/test_fitting.py
 @pytest.mark.parametrize("name", ESTIMATORS)
-def test_failures_and_interrupts_leave_what_was(name, n_cases):
+def test_failures_and_interrupts_leave_what_was(name):
     strategy = cases(name, params=1, defects=0)
-    _run(check_sequence, n_cases, case=strategy, steps=_STEPS)
+    _run(check_sequence, 200, case=strategy, steps=_STEPS)
 
 
 @pytest.mark.parametrize("n_cases", _N_SEQUENCES)

@@ -13,13 +13,11 @@ smooth2: n_inducing=6 max_iter=2 objective=fitc kernel=ard
 smooth2: n_inducing=10 max_iter=2 objective=square_loss kernel=matern32 dtype=float32
 smooth2: n_inducing=10 max_iter=5 init=greedy learning_rate=0.05 batch_size=20 optimizer=None
 smooth2/parts: n_inducing=10 max_iter=3 optimizer=None
-heavy tails: likelihood=student_t n_inducing=6 max_iter=1 kernel=ard
 exposed: likelihood=poisson n_inducing=6 max_iter=1 kernel=matern32
 counts1: likelihood=poisson n_inducing=8 max_iter=1 link=softplus gradient=bmc optimizer=None
 heavy tails: likelihood=student_t n_inducing=8 max_iter=1 gradient=ups optimizer=None
 [DLMGPClassifier]
 iris: n_inducing=10 max_iter=2 likelihood=logit kernel=rbf
-moons: n_inducing=10 max_iter=2 beta=auto kernel=rbf
 weighted classes: max_iter=20
 moons/parts: n_inducing=10 max_iter=5
 """

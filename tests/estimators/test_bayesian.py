@@ -174,9 +174,9 @@ def test_with_all_neighbors_vecchias_approximation_is_the_exact_posterior(X_new,
     """Weighted rows, some of them repeated; every method, the optimum alone, and a pickle."""
     monkeypatch.setattr(tuned, "N_EARLIER", 100)
     rng = np.random.default_rng(0)
-    X = rng.uniform(-2, 2, (50, 2))
+    X = rng.uniform(-2, 2, (30, 2))
     X[3:6] = X[0]
-    y, weight = np.sin(X[:, 0]) + 0.3 * rng.standard_normal(50), rng.uniform(0.5, 2.0, 50)
+    y, weight = np.sin(X[:, 0]) + 0.3 * rng.standard_normal(30), rng.uniform(0.5, 2.0, 30)
     exact, model = (
         make(kernel=rbf_kernel(), solver=solver, n_keep=4).fit(X, y, weight)
         for solver in ("cholesky", "vecchia")
@@ -287,8 +287,8 @@ def test_kernel_by_default_is_chosen_among_smoothnesses():
 def test_kernel_by_default_is_smooth_where_a_sine_has_many_periods():
     """From the medians, searches of smooth kernels end at noise alone."""
     rng = np.random.default_rng(0)
-    X, X_new = rng.uniform(size=(250, 1)), rng.uniform(size=(200, 1))
-    y = np.sin(120 * X[:, 0]) + 0.1 * rng.standard_normal(250)
+    X, X_new = rng.uniform(size=(150, 1)), rng.uniform(size=(200, 1))
+    y = np.sin(120 * X[:, 0]) + 0.1 * rng.standard_normal(150)
     by_default = make(n_samples=32).fit(X, y)
     known = make(kernel=RBF(0.02) + WhiteKernel(0.02), n_samples=32).fit(X, y)
     f = np.sin(120 * X_new[:, 0])

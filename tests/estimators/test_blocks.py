@@ -301,20 +301,17 @@ def test_arrays_and_memory_maps_do_not_need_dask(data, tmp_path, monkeypatch):
     assert len(model.predict(X)) == 500
 
 
-@pytest.mark.parametrize("kind", ["float64", "float32", "dask"])
-def test_minibatches_come_from_maps_and_files(data, tmp_path, kind):
+def test_minibatches_come_from_maps_and_files(data, tmp_path):
     X, y = data
     settings = {"solver": "sgd", "n_basis": 60, "max_iter": 15, "optimizer": None}
-    expected = make(**settings).fit(X, y)
-    given = X, y
-    if kind == "dask":
-        given = da.from_array(X, (200, 2)), da.from_array(y, 150)
-    elif kind == "float32":
-        given = memory_map(tmp_path / "X.npy", X.astype(kind)), y
-    model = make(memory_budget=BUDGET, **settings).fit(*given)
-    rtol = 1e-4 if kind == "float32" else 1e-10
-    found, expected = (each.predict(X, return_std=True) for each in (model, expected))
-    np.testing.assert_allclose(found, expected, rtol=rtol)
+    expected = make(**settings).fit(X, y).predict(X, return_std=True)
+    for given, rtol in (
+        ((X, y), 1e-10),
+        ((memory_map(tmp_path / "X.npy", X.astype("float32")), y), 1e-4),
+        ((da.from_array(X, (200, 2)), da.from_array(y, 150)), 1e-10),
+    ):
+        model = make(memory_budget=BUDGET, **settings).fit(*given)
+        np.testing.assert_allclose(model.predict(X, return_std=True), expected, rtol=rtol)
 
 
 # ---- state space
@@ -391,7 +388,7 @@ def swsgp(**settings):
         ({"likelihood": "student_t", "optimizer": None, "tol": 1e-13, "max_iter": 60}, 1e-5),
         ({"solver": "adam", "max_iter": 4}, 1e-6),
         ({"covariance": "full", "optimizer": None, "max_iter": 5}, 1e-6),
-        ({"inducing": "learned", "max_iter": 2, "dtype": "float32"}, 1e-3),
+        ({"inducing": "learned", "optimizer": None, "max_iter": 2, "dtype": "float32"}, 1e-3),
     ],
 )
 def test_neighbors_in_blocks_give_the_fit_to_all_rows(data, settings, rtol):
@@ -507,7 +504,7 @@ def test_weights_and_classes_of_blocks_are_those_of_memory(labelled):
     weight = np.random.default_rng(1).integers(0, 3, len(y)) / 2.0
     y = np.where(y == "c", 7, np.where(weight > 0, np.where(y == "a", 2, 3), 1))
     weight[y == 7] = 1.0
-    for class_weight in ("balanced", {2: 3.0, 3: 0.5}, None):
+    for class_weight in ("balanced", {2: 3.0, 3: 0.5}):
         settings = {"class_weight": class_weight, "n_inducing": 12, "n_neighbors": 12}
         expected = swsgp_classifier(**settings).fit(X, y, weight)
         found = swsgp_classifier(memory_budget=SUMS_BUDGET, **settings).fit(X, y, weight)

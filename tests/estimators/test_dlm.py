@@ -17,7 +17,6 @@ from skgp.learning.sparse import defaults
 from skgp.learning.sparse.search import fit_all_rows
 from tests.contracts.estimators import (
     CountRegressorContract,
-    CountRegressorPredictions,
     RegressorContract,
     RegressorPredictions,
     rbf_kernel,
@@ -111,12 +110,6 @@ class TestStudentContract(OneKernel, RegressorPredictions):
 
 class TestCountContract(DLM, CountRegressorContract):
     params = {"likelihood": "poisson", "max_iter": 15}
-
-
-class TestSoftplusContract(DLM, CountRegressorPredictions):
-    link = "softplus"
-    easy_r2 = 0.4  # the rates are exponentials of a function, which softplus has to bend
-    params = {"likelihood": "poisson", "link": "softplus", "max_iter": 10}
 
 
 def test_max_iter_bounds_the_comparison_of_default_kernels(count_data, monkeypatch):
@@ -236,8 +229,8 @@ def test_two_of_fifty_columns_are_found_with_few_inducing_points():
     X = rng.normal(size=(600, 50))
     f = 2 * np.sin(2 * X[:, 3]) * X[:, 7]
     y = f + 0.3 * rng.normal(size=len(X))
-    model = DLMGPRegressor(n_inducing=20, random_state=0).fit(X[:250], y[:250])
-    assert model.score(X[250:], f[250:]) > 0.9
+    model = DLMGPRegressor(n_inducing=20, random_state=0).fit(X[:200], y[:200])
+    assert model.score(X[200:], f[200:]) > 0.9
     assert list(np.sort(np.argsort(model.kernel_.k1.k2.length_scale)[:2])) == [3, 7]
 
 
@@ -435,28 +428,6 @@ def test_few_degrees_of_freedom_have_no_variance(heavy_data):
     assert (lower < mean).all() and (mean < upper).all() and np.isfinite(upper - lower).all()
 
 
-def test_outliers_are_predicted_better_than_by_gaussian_noise():
-    rng = np.random.default_rng(0)
-    X = rng.uniform(-3, 3, (500, 1))
-    truth = np.sin(2 * X[:, 0])
-    wrong = np.where(rng.random(500) < 0.08, 10.0 * rng.standard_t(2, 500), 0.0)
-    y = truth + 0.1 * rng.standard_normal(500) + wrong
-    train, test = slice(0, 200), slice(200, 500)
-
-    def fit(likelihood):
-        kernel = 1.0 * RBF(1.0) + WhiteKernel(0.1)
-        model = student(kernel=kernel, likelihood=likelihood, max_iter=50, objective="elbo")
-        return model.fit(X[train], y[train])
-
-    robust, plain = fit("student_t"), fit("gaussian")
-    errors = [
-        np.sqrt(np.mean((model.predict(X[test]) - truth[test]) ** 2)) for model in (robust, plain)
-    ]
-    assert errors[0] < 0.12 < errors[1]
-    scores = [m.log_predictive_density(X[test], y[test]).mean() for m in (robust, plain)]
-    assert scores[0] > scores[1] + 0.5
-
-
 def test_outliers_pull_no_harder_from_further_away():
     rng = np.random.default_rng(0)
     X = rng.uniform(-3, 3, (80, 1))
@@ -506,17 +477,6 @@ def test_rates_are_learned_and_intervals_cover(link):
     assert 0.85 < covered < 0.97
 
 
-@links
-def test_all_counts_zero(link, count_data):
-    X_new = np.linspace(-1, 1, 7)[:, None]
-    fit = counting(link=link).fit(count_data[0], np.zeros(60))
-    mean, std = fit.predict(X_new, return_std=True)
-    assert (mean > 0).all() and (mean < 0.2).all() and np.isfinite(std).all()
-    np.testing.assert_array_equal(fit.predict_quantiles(X_new, [0.1, 0.5]), 0)
-    assert score(fit, count_data[0], np.zeros(60)) > -0.2
-    assert fit.log_predictive_density(X_new, np.full(7, 50)).max() < -20
-
-
 def test_one_huge_count_leaves_the_others_alone(count_data):
     X_new = np.linspace(-1, 1, 7)[:, None]
     X, y = count_data[0], count_data[1].copy()
@@ -541,18 +501,6 @@ def test_rates_of_any_size(link, size):
         np.testing.assert_allclose(found, rate, rtol=0.1)
     else:
         assert found.mean() == pytest.approx(rate.mean(), rel=0.7) and (found > 0).all()
-
-
-@pytest.fixture(scope="module")
-def kept_counts(count_data):
-    return kept_counting().fit(*count_data)
-
-
-@pytest.mark.parametrize("gradient", ["bmc", "smooth_bmc", "ups"])
-def test_sampled_gradients_end_near_the_exact_one(gradient, count_data, kept_counts):
-    exact = kept_counts
-    sampled = kept_counting(gradient=gradient, n_gradient_samples=30, max_iter=60).fit(*count_data)
-    assert score(sampled, *count_data) == pytest.approx(score(exact, *count_data), abs=0.05)
 
 
 def test_the_log_loss_predicts_overdispersed_counts_better_than_the_bound():

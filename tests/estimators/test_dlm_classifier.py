@@ -203,15 +203,13 @@ def test_auto_beta_is_of_its_path(moons):
     assert log_loss_of(model, *moons[2:]) < 0.4
 
 
-@pytest.mark.parametrize("gradient", ["bmc", "smooth_bmc", "ups"])
-def test_sampled_gradients_end_near_the_exact_one(gradient, moons):
+def test_sampled_gradients_end_near_the_exact_one(moons):
     options = dict(kernel=4.0 * RBF(1.0), optimizer=None, n_gradient_samples=30)
-    exact, sampled = (
-        DLMGPClassifier(gradient=each, **QUICK, **options).fit(*moons[:2])
-        for each in ("auto", gradient)
+    exact, *sampled = (
+        log_loss_of(DLMGPClassifier(gradient=each, **QUICK, **options).fit(*moons[:2]), *moons[2:])
+        for each in ("auto", "bmc", "smooth_bmc", "ups")
     )
-    found = log_loss_of(sampled, *moons[2:])
-    assert found == pytest.approx(log_loss_of(exact, *moons[2:]), abs=0.05)
+    np.testing.assert_allclose(sampled, exact, atol=0.05)
 
 
 # ---- awkward data ------------------------------------------------------------------------------
@@ -241,8 +239,9 @@ def test_warm_start_goes_on_where_the_last_fit_ended(moons):
     assert model.loss_ < cold.loss_ - 1
     # Of other shapes there is nothing to go on from.
     three = np.where(X[:, 0] > 1.5, 2, y)
-    assert model.set_params(max_iter=20).fit(X, three).score(X, three) > 0.8
-    assert model.fit(np.column_stack([X, X]), y).score(np.column_stack([X, X]), y) > 0.8
+    assert model.fit(X[::2], three[::2]).score(X, three) > 0.8
+    twice = np.column_stack([X, X])
+    assert model.fit(twice[::2], y[::2]).score(twice, y) > 0.8
 
 
 def test_state_does_not_grow_with_the_rows(moons):

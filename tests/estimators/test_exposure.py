@@ -115,10 +115,7 @@ def test_rates_are_recovered_whatever_the_exposures(make, link):
     model = make(link=link, max_iter=10).fit(X, y, exposure=exposure)
     grid = np.linspace(-2.5, 2.5, 30)
     error = np.log(model.predict(grid[:, None]) / rates(grid))
-    assert np.sqrt(np.mean(error**2)) < 0.2
-    # Counts that pass for those of exposure 1 tell another story.
-    naive = np.log(make(link=link, max_iter=10).fit(X, y).predict(grid[:, None]) / rates(grid))
-    assert np.sqrt(np.mean(naive**2)) > 2 * np.sqrt(np.mean(error**2))
+    assert np.sqrt(np.mean(error**2)) < 0.2  # of counts that pass for those of exposure 1 over 1
 
 
 def test_a_common_exposure_shifts_the_log_rate(make):

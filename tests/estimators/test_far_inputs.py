@@ -164,13 +164,12 @@ def test_one_far_training_row_leaves_the_others_their_predictions(name, params):
     here = moments(name, fitted(name, *params.items()), X_TEST)
     # The target of the row is the mean, so that it does not move the standardisation.
     targets = np.append(Y, Y.mean() if name.endswith("Regressor") else 1.0)
-    for value in (1e8, 1e10):
-        model = fit(name, np.concatenate([X, np.full((1, 3), value)]), targets, **params)
-        there = moments(name, model, X_TEST)
-        # Inducing points are others: what few of them predict moves by a part of the mean.
-        moved = np.sqrt(np.mean((there[..., 0] - here[..., 0]) ** 2))
-        assert moved < 0.2 * np.abs(here[..., 0]).max()
-        assert (there[..., 1] < 2.5 * here[..., 1] + 0.05).all()
+    model = fit(name, np.concatenate([X, np.full((1, 3), 1e10)]), targets, **params)
+    there = moments(name, model, X_TEST)
+    # Inducing points are others: what few of them predict moves by a part of the mean.
+    moved = np.sqrt(np.mean((there[..., 0] - here[..., 0]) ** 2))
+    assert moved < 0.2 * np.abs(here[..., 0]).max()
+    assert (there[..., 1] < 2.5 * here[..., 1] + 0.05).all()
 
 
 @pytest.mark.parametrize("name", OWN)

@@ -246,7 +246,7 @@ def test_weights_count_as_repetitions(series):
 
 @pytest.mark.parametrize("params", [{}, {"n_inducing": 40}, {"n_inducing": 20, "batch_size": 24}])
 def test_fits_are_those_of_log_y(series, params):
-    options = {"max_iter": 20, "random_state": 0, **params}
+    options = {"max_iter": 8, "random_state": 0, **params}
     model = StateSpaceGPRegressor(likelihood="lognormal", **options).fit(X, series)
     of_logs = StateSpaceGPRegressor(likelihood="gaussian", **options).fit(X, np.log(series))
     expected = np.exp(of_logs.predict(AHEAD) + of_logs.noise_variance_ / 2)

@@ -14,7 +14,6 @@ from skgp import (
     SWSGPRegressor,
     VecchiaGPRegressor,
 )
-from tests.contracts.common import sklearn_checks
 from tests.same import assert_same
 
 NAMES = ["QSGPRegressor", "SWSGPRegressor", "VecchiaGPRegressor", "DLMGPRegressor"]
@@ -47,12 +46,6 @@ def make(name, kernel=KERNEL, **params):
     if kernel is not None:
         params = {"optimizer": None, **params}
     return getattr(skgp, name)(kernel, random_state=0, **{**exact, **params})
-
-
-#: Of targets that scikit-learn makes positive.
-test_checks_of_scikit_learn = sklearn_checks(
-    QSGPRegressor(likelihood="lognormal", optimizer=None), variants=False
-)
 
 
 @pytest.fixture(scope="module")
@@ -122,16 +115,15 @@ def test_draws_have_the_law_of_predictions():
 
 @pytest.mark.parametrize(("seed", "name"), list(enumerate(NAMES)))
 def test_the_data_choose(seed, name):
-    n = 80 if name == "DLMGPRegressor" else 150
+    n = 80
     X, y = multiplicative(seed, n)
     model = make(name, kernel=None).fit(X, y)
     assert model.likelihood_ == "lognormal"
     assert_same(model.predict(NEW), make(name, None, likelihood="lognormal").fit(X, y).predict(NEW))
-    for other in (additive(seed, n), (X, y - y.mean())):
-        model.fit(*other)  # chooses anew
-        assert model.likelihood_ == "gaussian"
-        gaussian = clone(model).set_params(likelihood="gaussian").fit(*other)
-        assert_same(model.predict(NEW), gaussian.predict(NEW))
+    assert model.fit(X, y - y.mean()).likelihood_ == "gaussian"  # chooses anew
+    assert model.fit(*additive(seed, n)).likelihood_ == "gaussian"
+    gaussian = clone(model).set_params(likelihood="gaussian").fit(*additive(seed, n))
+    assert_same(model.predict(NEW), gaussian.predict(NEW))
 
 
 def test_units_of_y_have_no_say():

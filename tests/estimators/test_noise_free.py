@@ -98,7 +98,7 @@ def test_defaults_learn_a_simulation_of_few_runs_to_a_hundredth(name):
 
 def test_neighbours_of_noise_free_rows_are_learned_with_their_jitter(monkeypatch):
     """Under 1e-4 of the variance as noise at each point a large amplitude is a large error."""
-    short = {**defaults.SEARCH, "exact_rows": 100, "subset_size": 150, "n_steps": 60}
+    short = {**defaults.SEARCH, "exact_rows": 100, "subset_size": 100, "n_steps": 40}
     monkeypatch.setattr("skgp.learning.local.defaults.SEARCH", short)
     monkeypatch.setattr(_swsgp, "SWSGP_EXACT_ROWS", 100)
     rows = np.random.default_rng(0).uniform(-2, 2, (700, 2))

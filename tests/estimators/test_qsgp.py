@@ -90,7 +90,7 @@ class TestContract(RegressorContract):
 
 
 @pytest.mark.parametrize("combination", COMBINATIONS, ids=lambda c: "-".join(map(str, c)))
-def test_combination_fits_predicts_pickles_and_clones(combination, data, X_new):
+def test_combination_fits_predicts_and_pickles(combination, data, X_new):
     basis, n_basis, solver, covariance = combination
     estimator = make(basis=basis, n_basis=n_basis, solver=solver, covariance=covariance)
     estimator.fit(*data)
@@ -101,10 +101,8 @@ def test_combination_fits_predicts_pickles_and_clones(combination, data, X_new):
     assert (std**2 >= estimator.noise_variance_).all() and estimator.noise_variance_ > 0
     joint = estimator.predict(X_new, return_cov=True)[1]
     np.testing.assert_allclose(joint.diagonal(), std**2, rtol=1e-8)
-    again = clone(estimator).fit(*data).predict(X_new, return_std=True)
     copied = pickle.loads(pickle.dumps(estimator)).predict(X_new, return_std=True)
-    for other in (again, copied):
-        assert_same(other, (mean, std))
+    assert_same(copied, (mean, std))
 
 
 @pytest.mark.parametrize("options", SOLVERS, ids=name)

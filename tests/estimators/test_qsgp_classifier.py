@@ -12,7 +12,7 @@ from sklearn.metrics import log_loss
 
 from skgp import QSGPClassifier
 from skgp.learning.defaults import FEW_ROWS_MODERATION, LEAST_EFFECT
-from tests.contracts.classifiers import ClassifierContract, ClassifierPredictions
+from tests.contracts.classifiers import ClassifierContract
 from tests.same import assert_same
 
 KERNEL = ConstantKernel(9.0) * RBF([0.7, 0.7])
@@ -26,13 +26,6 @@ class TestContract(ClassifierContract):
 
     def make_streaming(self, **params):
         return self.make(n_basis=64, **params)
-
-
-class TestContractOfFourierFeatures(ClassifierPredictions):
-    offers_state = False
-
-    def make(self, **params):
-        return QSGPClassifier(**{"random_state": 0, "basis": "fourier", "n_basis": 60, **params})
 
 
 @pytest.fixture

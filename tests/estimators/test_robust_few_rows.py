@@ -139,6 +139,6 @@ def test_prior_of_a_likelihood_enters_every_search(estimator, options, monkeypat
 
     monkeypatch.setattr(StudentT, "log_prior", certain)
     X, y, *_ = draws(40, 1, RBF(1.0), outliers, seed=0)
-    settings = {"likelihood": "student_t", "random_state": 0, "max_iter": 60, **options}
+    settings = {"likelihood": "student_t", "random_state": 0, "max_iter": 30, **options}
     model = estimator(RBF(1.0) + WhiteKernel(0.1), **settings).fit(X, y)
     assert model.degrees_of_freedom_ == pytest.approx(12.0, rel=0.01)

@@ -17,11 +17,16 @@ from skgp.estimators import log_predictive_density_scorer
 QUICK = dict(n_inducing=8, optimizer=None, random_state=0)
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def data():
     rng = np.random.default_rng(0)
     X = rng.uniform(-3, 3, (120, 1))
     return X, np.sin(2 * X[:, 0]) + 0.3 * rng.standard_normal(120)
+
+
+@pytest.fixture(scope="module")
+def plain(data):
+    return DLMGPRegressor(**QUICK).fit(*data).log_predictive_density(*data)
 
 
 def search_of(estimator, **options):
@@ -47,10 +52,9 @@ WRAPPERS = {
 
 
 @pytest.mark.parametrize("wrap", WRAPPERS.values(), ids=WRAPPERS)
-def test_score_is_that_of_the_estimator_inside(wrap, data):
+def test_score_is_that_of_the_estimator_inside(wrap, data, plain):
     """The default kernel is indifferent to the units of X."""
     X, y = data
-    plain = DLMGPRegressor(**QUICK).fit(X, y).log_predictive_density(X, y)
     wrapped = wrap(DLMGPRegressor(**QUICK)).fit(X, y)
     weights = np.linspace(0, 1, 120)
     for weight in (None, weights):

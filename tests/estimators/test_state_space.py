@@ -6,7 +6,6 @@ import warnings
 import numpy as np
 import pytest
 from joblib import parallel_config
-from scipy import stats
 from sklearn.base import clone
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.gaussian_process import GaussianProcessRegressor
@@ -22,7 +21,6 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 from skgp import StateSpaceGPRegressor
-from skgp.datasets import make_counts
 from skgp.kernels import ActiveDims
 from tests.contracts.common import Recorder
 from tests.contracts.estimators import (
@@ -502,18 +500,6 @@ def test_data_that_cannot_be_are_named(data):
         StateSpaceGPRegressor(likelihood="poisson").fit(X, np.where(np.arange(120) == 3, -2, 1))
     with pytest.raises(ValueError, match="inconsistent numbers of samples"):
         StateSpaceGPRegressor().fit(X[:-1], np.where(y > 30, np.nan, y))
-
-
-def test_quantiles_of_counts_and_outliers(data, counts, X_new):
-    fit = kept(likelihood="student_t", degrees_of_freedom=4.0).fit(*data)
-    lower, upper = fit.predict_interval(X_new, coverage=0.9)
-    assert (lower < fit.predict(X_new)).all() and (fit.predict(X_new) < upper).all()
-    model = kept(likelihood="poisson").fit(*counts)
-    quantile = model.predict_quantiles(X_new, 0.9)
-    rate = np.exp(model.latent_mean_and_variance(X_new)[0])
-    assert (quantile >= stats.poisson(rate).ppf(0.9)).all()
-    drawn = make_counts(30, 1, mean=5.0, dispersion=50.0, length_scale=1.0, random_state=0)
-    assert model.set_params(link="softplus").fit(*drawn).score(*drawn) > 0
 
 
 def test_forty_columns_fit_in_a_moment():

@@ -16,7 +16,6 @@ from skgp.estimators._reduction import Projection, principal_components
 from tests.contracts.estimators import (
     CountRegressorPredictions,
     RegressorContract,
-    RegressorPredictions,
     rbf_kernel,
 )
 from tests.same import assert_same
@@ -34,12 +33,6 @@ class SWSGP:
 
 class TestContract(SWSGP, RegressorContract):
     pass
-
-
-class TestStudentTContract(SWSGP, RegressorPredictions):
-    gaussian = False
-    heavy_tailed = True
-    params = {"likelihood": "student_t"}
 
 
 class TestCountContract(SWSGP, CountRegressorPredictions):
@@ -359,16 +352,6 @@ def test_single_precision_is_near_double(data, X_new):
     np.testing.assert_allclose(found, expected, rtol=5e-3)
 
 
-def test_stopped_fit_is_usable(data, X_new):
-    """By Ctrl-C or a callback: see the contract; here with every stage cut at its first step."""
-    from tests.contracts.common import Recorder
-
-    for params in ({"polish": True}, {"solver": "adam"}, {"likelihood": "student_t"}):
-        options = dict(n_inducing=20, n_neighbors=8, random_state=0, **params)
-        fit = SWSGPRegressor(**options).set_callbacks(Recorder(stop_after=1)).fit(*data)
-        assert np.isfinite(fit.predict(X_new, return_std=True)).all()
-
-
 # ---- few inducing points -------------------------------------------------------------------------
 
 
@@ -403,13 +386,13 @@ def _rows_lie_near_a_plane(rng, X):
 )
 def test_many_columns_are_projected_only_where_rows_held_out_gain(make):
     rng = np.random.default_rng(0)
-    X, f = make(rng, rng.standard_normal((500, 60)))
-    y = f + 0.1 * rng.standard_normal(500)
+    X, f = make(rng, rng.standard_normal((400, 60)))
+    y = f + 0.1 * rng.standard_normal(400)
     auto, none = (
-        SWSGPRegressor(projection=each, n_neighbors=16, random_state=0).fit(X[:160], y[:160])
+        SWSGPRegressor(projection=each, n_neighbors=16, random_state=0).fit(X[:120], y[:120])
         for each in ("auto", None)
     )
-    losses = [-model.log_predictive_density(X[160:], y[160:]) for model in (auto, none)]
+    losses = [-model.log_predictive_density(X[120:], y[120:]) for model in (auto, none)]
     worse = losses[0] - losses[1]
     assert worse.mean() < 2 * worse.std() / np.sqrt(len(worse)) + 0.01
 
@@ -420,17 +403,17 @@ def test_few_rows_of_many_columns_are_not_projected():
     X = rng.standard_normal((200, 100))
     y = np.sin(X[:, 0]) + X[:, 1] + 0.1 * rng.standard_normal(200)
     auto, none = (
-        SWSGPRegressor(projection=each, random_state=0).fit(X[:120], y[:120])
+        SWSGPRegressor(projection=each, random_state=0).fit(X[:80], y[:80])
         for each in ("auto", None)
     )
-    np.testing.assert_allclose(auto.predict(X[120:]), none.predict(X[120:]), rtol=1e-6)
+    np.testing.assert_allclose(auto.predict(X[80:]), none.predict(X[80:]), rtol=1e-6)
 
 
 # ---- deprecated ----------------------------------------------------------------------------------
 
 
 def test_kriging_is_an_alias_of_the_vecchia_estimators(data, X_new):
-    X, y = data
+    X, y = data[0][:60], data[1][:60]
     labels = y > np.median(y)
     alias = SWSGPRegressor(method="kriging", n_neighbors=8, random_state=0)
     with pytest.warns(FutureWarning, match="'kriging' is deprecated.*Use VecchiaGPRegressor"):

@@ -29,10 +29,10 @@ def largest_step(fit, X):
 def test_mean_across_a_gap_has_no_steps():
     X, y = with_gap()
     fit = SWSGPRegressor(n_neighbors=32, random_state=0).fit(X, y)
-    grid = np.linspace(3, 12, 9001)[:, None]
+    grid = np.linspace(3, 12, 4501)[:, None]
     largest, relative = largest_step(fit, grid)
     assert largest < 0.02 * np.std(np.sin(X))
-    assert largest < 4e-3  # the sine itself changes by 1e-3
+    assert largest < 4e-3  # the sine itself changes by 2e-3
     inside = (grid[1:, 0] > 4.2) & (grid[1:, 0] < 5.8)
     assert relative[inside].max() < 0.15  # of so fine a grid; a step was more than 1
     far = fit.latent_mean_and_variance([[1e4]])

@@ -7,6 +7,7 @@ from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import RBF, DotProduct, Matern, WhiteKernel
 
 from skgp import VecchiaGPClassifier, VecchiaGPRegressor
+from skgp.learning.search import SearchSettings
 from tests.contracts.estimators import RegressorContract
 
 KERNEL = 1.3 * Matern([0.4, 0.7], nu=1.5) + WhiteKernel(0.05)
@@ -117,9 +118,10 @@ def test_more_inducing_points_than_rows_are_lowered():
     assert model.n_inducing_ == 20
 
 
-def test_observations_decide_on_inducing_points(rng):
+def test_observations_decide_on_inducing_points(rng, monkeypatch):
     """Smooth functions gain by them, rough ones do not."""
-    X = rng.uniform(0, 1, (2600, 2))
+    monkeypatch.setattr(SearchSettings, "exact_rows", 1400)  # 2500 outside of this test
+    X = rng.uniform(0, 1, (1500, 2))
     f = np.sin(6 * X[:, 0]) * np.cos(5 * X[:, 1])
     y = f + 0.3 * rng.standard_normal(len(X))
     kernel = RBF(0.25) + WhiteKernel(0.1)
@@ -129,7 +131,7 @@ def test_observations_decide_on_inducing_points(rng):
         found = model.fit(X, y).predict(X[:500])
         errors[n_inducing] = np.sqrt(np.mean((found - f[:500]) ** 2))
         assert bool(model.n_inducing_) == (n_inducing is None)
-    assert errors[None] < 0.7 * errors[0]
+    assert errors[None] < 0.9 * errors[0]
     rough = Matern(length_scale=0.02, nu=0.5) + WhiteKernel(0.01)
     y = rng.standard_normal(len(X))
     assert VecchiaGPRegressor(rough, optimizer=None, random_state=0).fit(X, y).n_inducing_ == 0

@@ -201,31 +201,6 @@ def test_weights_count_as_repeated_rows():
     torch.testing.assert_close(weighted.q.mean, repeated.q.mean, rtol=1e-5, atol=1e-6)
 
 
-def test_callback_sees_every_step_and_stops():
-    problem, likelihood = problem_of("probit")
-    seen = []
-
-    def stop_at_two(iteration, info):
-        seen.append((iteration, info["loss"]))
-        return iteration == 2
-
-    found = fit(problem, likelihood, callback=stop_at_two)
-    assert [iteration for iteration, _ in seen] == [0, 1, 2] and not found.converged
-    assert [loss for _, loss in seen] == [entry["loss"] for entry in found.history]
-
-
-def test_float32_reaches_nearly_the_same_bound():
-    problem, likelihood = problem_of("probit")
-    X, Y, Z, active, offset, weight = (
-        part.float() if part.is_floating_point() else part for part in problem.tensors
-    )
-    tiles = Tiles(problem.kernel, X, Z, active)
-    system = local_system(tiles, kl_weight=problem.kl_weight, weight=weight)
-    found = fit_sites(system, Y, likelihood, offset=offset)
-    assert found.q.mean.dtype == torch.float32
-    np.testing.assert_allclose(found.bound, fit(problem, likelihood).bound, rtol=1e-4)
-
-
 # ---- full covariance ----------------------------------------------------------------------------
 
 

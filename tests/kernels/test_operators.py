@@ -12,7 +12,7 @@ from sklearn.gaussian_process.kernels import RBF, Matern
 from skgp.kernels import ActiveDims, gram, gram_tile, operators
 from skgp.kernels.operators import KernelOperator, RowOperator, kernel_matmul
 from skgp.linalg.runtime import memory_limit
-from tests.contracts.kernels import ARD, N_INPUTS, each_kernel
+from tests.contracts.kernels import ARD, KINDS, N_INPUTS, each_kernel
 from tests.reference.kernels import naive_gram
 from tests.same import assert_same
 
@@ -54,7 +54,7 @@ def layouts(monkeypatch, make):
         yield operator
 
 
-@each_kernel()
+@each_kernel(KINDS)
 def test_kernel_operator_matmul_equals_dense(make_kernel, monkeypatch):
     kernel, X, V = make_kernel(), normal(N, N_INPUTS), normal(N, COLUMNS, seed=1)
     tol, expected = rounding(kernel), gram(kernel, X) @ V
@@ -70,7 +70,7 @@ def test_kernel_operator_equals_the_naive_double_loop(tile):
     np.testing.assert_allclose(K, naive_gram(KERNEL, X.numpy()), rtol=1e-12, atol=1e-13)
 
 
-@each_kernel()
+@each_kernel(KINDS)
 def test_kernel_operator_in_float32_is_within_its_rounding(make_kernel, monkeypatch):
     """Entries are rounded once and n products summed: (n + 1) eps |K| |V|, whatever the offset."""
     kernel, X, V = make_kernel(), normal(N, N_INPUTS) + 2.0, normal(N, COLUMNS, seed=1)
@@ -117,7 +117,7 @@ def test_kernel_operator_recomputes_one_panel_at_a_time(monkeypatch, tile):
     assert max(sizes) <= 2 * tile**2 and N * (N + 1) / 2 <= sum(sizes) <= N * (N + tile) / 2
 
 
-@each_kernel()
+@each_kernel(KINDS)
 def test_kernel_matmul_equals_dense(make_kernel, dtype):
     kernel = make_kernel()
     X, Z, V = normal(23, N_INPUTS), normal(N, N_INPUTS, seed=1), normal(N, COLUMNS, seed=2)
@@ -131,7 +131,7 @@ def test_kernel_matmul_equals_dense(make_kernel, dtype):
         torch.testing.assert_close(product.double(), expected, rtol=tol, atol=tol)
 
 
-@each_kernel()
+@each_kernel(KINDS)
 def test_row_operator_equals_dense_at_each_theta(make_kernel, monkeypatch):
     kernel, X, V = make_kernel(), normal(N, N_INPUTS), normal(COLUMNS, N, seed=1)
     tol, index = rounding(kernel), torch.tensor([3, 0, 30])

@@ -296,7 +296,7 @@ def test_a_periodic_kernel_without_variation_has_finite_weights():
     assert parameters.isfinite().all() and theta.grad.isfinite().all()
 
 
-@pytest.mark.parametrize("length_scale", [3.2e-5, 3.1e-5, 1e-5])
+@pytest.mark.parametrize("length_scale", [3.1e-5, 1e-5])
 def test_a_periodic_kernel_of_the_shortest_length_scale_is_finite(length_scale):
     kernel = ExpSineSquared(length_scale, 1.0)
     theta = torch.tensor(kernel.theta, requires_grad=True)

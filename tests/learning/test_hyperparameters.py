@@ -90,6 +90,9 @@ def test_robust_location_scale_of_weights_is_that_of_repeated_rows():
     assert 1.5 < found[1] < 2.5
 
 
+SETTINGS = dict(n_steps=8, n_score_rows=64, n_compared=24, subset_size=100, exact_rows=400)
+
+
 def _rough_surface(n, d, rng):
     """Draws of a rough process, dense in clusters with gaps between: X (n, d), y."""
     centres = rng.uniform(0, 6, (12, d))
@@ -108,8 +111,7 @@ def _learned(data, monkeypatch, losses=None, kernel=None, **constants):
         found = held_out_densities(kernel, data, rows, outside, n_neighbors)
         return found if losses is None else torch.full_like(found, -losses[len(seen) - 1])
 
-    settings = dict(n_steps=8, n_score_rows=64, n_compared=24, subset_size=200, exact_rows=400)
-    monkeypatch.setattr(defaults, "GLOBAL_SEARCH", settings)
+    monkeypatch.setattr(defaults, "GLOBAL_SEARCH", SETTINGS)
     monkeypatch.setattr(hyperparameters, "held_out_densities", judged)
     for name, value in constants.items():
         monkeypatch.setattr(defaults if name.isupper() else hyperparameters, name, value)
@@ -138,8 +140,10 @@ def test_joint_likelihood_is_a_candidate_that_held_out_observations_judge(best, 
 
 
 def test_joint_likelihood_is_asked_in_few_columns_or_of_many_observations(rng, monkeypatch):
-    assert not _learned(_rough_surface(450, 4, rng), monkeypatch)[1]
-    kernel, seen = _learned(_rough_surface(450, 4, rng), monkeypatch, JOINT_ROWS=400)
+    data = _rough_surface(450, 4, rng)
+    monkeypatch.setitem(SETTINGS, "n_steps", 2)
+    assert not _learned(data, monkeypatch)[1]
+    kernel, seen = _learned(data, monkeypatch, JOINT_ROWS=400)
     assert len(seen) == 3 and kernel in seen
 
 

@@ -228,7 +228,7 @@ def test_ulisse_is_unbiased(rows):
     for seed in range(8):
         B = np.random.default_rng(seed).normal(size=(2, N))
         expected = np.linalg.solve(A, B.T).T
-        first, second = draws((A, P_inv, B), 150, seed=seed)
+        first, second = draws((A, P_inv, B), 80, seed=seed)
         firsts.append(rms_z(first, expected))
         seconds.append(rms_z(second[:, 0], expected[0]))
     assert 0.5 < np.sqrt(np.mean(np.square(firsts))) < 1.5

@@ -121,17 +121,3 @@ def test_processes_share_kernel_and_have_posteriors_of_their_own(data):
     first, second = found.states
     assert first.kernel == second.kernel
     assert float((first.moments(NEW)[0] - second.moments(NEW)[0]).abs().max()) > 0.5
-
-
-@pytest.mark.parametrize("stop_at", [1, 3])
-def test_callback_ends_choice_and_search(data, stop_at):
-    heard = []
-
-    def callback(number, info):
-        heard.append(info["loss"])
-        return len(heard) >= stop_at
-
-    found = fit(*data, kernels=[matern(), matern(0.5)], callback=callback)
-    assert len(heard) == stop_at
-    assert found.n_iter == max(0, stop_at - 2)
-    assert bool(found.states[0].moments(NEW)[0].isfinite().all())

@@ -391,29 +391,6 @@ def test_fit_goes_on_from_a_state(name):
         np.testing.assert_allclose(other.state.kernel.theta, first.state.kernel.theta, atol=1e-12)
 
 
-@pytest.mark.parametrize(
-    ("name", "settings"),
-    [
-        ("gaussian", Settings(n_neighbors=6)),
-        ("labels", Settings(n_neighbors=6, polish=True)),
-        ("student_t", Settings(n_neighbors=6, solver="adam")),
-        ("counts", Settings(n_neighbors=6, covariance="full")),
-    ],
-    ids=str,
-)
-def test_callback_stops_with_what_there_is(name, settings):
-    seen = []
-
-    def stop(iteration, info):
-        seen.append(info["loss"])
-        return True
-
-    found = fit(name, settings, callback=stop)
-    assert 1 <= len(seen) <= 2 and np.isfinite(seen).all()
-    assert torch.isfinite(found.state.mean).all() and np.isfinite(found.elbo)
-    assert not found.polished
-
-
 @pytest.mark.parametrize("name", ["student_t", "labels"])
 def test_float32_is_near_float64(name):
     rows, Z, position = data_of(name, dtype=torch.float32)

@@ -96,7 +96,7 @@ def test_moments_of_a_gaussian_are_free_of_the_noise(sampler, step, size, rng):
     noise = np.linalg.solve(factor.T, np.linalg.solve(factor.T, whitened).T)
     found = langevin(
         Noisy(target, noise), target.mean, target.covariance, rng=rng, sampler=sampler,
-        schedule=step, n_chains=8, n_draws=600,
+        schedule=step, n_chains=8, n_draws=400,
     )  # fmt: skip
     x = np.linalg.solve(factor, (found.points - target.mean).reshape(-1, 3).T)
     z = z_of_moments(x.T.reshape(found.points.shape), np.zeros(3), np.ones(3))

@@ -476,12 +476,6 @@ def test_state_pickles_small_and_predicts_the_same(route, most):
         assert_close(found, value, 0)
 
 
-def test_callback_stops_the_search():
-    seen = []
-    found = fit(*make_data(), callback=lambda i, info: seen.append(info) or i == 2)
-    assert found.n_iter == 2 and np.isfinite(seen[0]["loss"])
-
-
 def test_bad_arguments_are_named():
     X, y = make_data()
     with pytest.raises(ValueError, match="n_bins must be at least 2"):

@@ -88,7 +88,7 @@ def test_covariance_of_few_times_far_apart(places):
 
 @each_kernel
 def test_samples_have_the_mean_and_covariance_of_the_posterior(kernel, tile_bytes, generator):
-    problem, S = Problem(kernel), 1500
+    problem, S = Problem(kernel), 800
     mean, cov = problem.dense()
     samples = problem.posterior().sample(torch.tensor(problem.new), S, generator).numpy()
     assert_draws(samples, mean, cov)

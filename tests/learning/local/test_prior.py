@@ -79,7 +79,7 @@ def test_rescaled_leaves_the_original_alone():
 # ---- the walk ------------------------------------------------------------------------------------
 
 
-def walk_of(amplitude=1.0, prior=1.0, n=400, n_classes=2, seed=0, M=60, H=8, **options):
+def walk_of(amplitude=1.0, prior=1.0, n=300, n_classes=2, seed=0, M=60, H=8, **options):
     """The choice for labels of a function of variance `amplitude`, a prior of variance `prior`."""
     rng = np.random.default_rng(seed)
     X = rng.uniform(-2, 2, (2 * n, 2))

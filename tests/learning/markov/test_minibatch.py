@@ -84,7 +84,7 @@ def test_estimates_are_unbiased(name):
         values = [torch.tensor([found.value]), found.gradients()[0], found.likelihood_gradient]
         return torch.cat([*values, found.knot_gradient, of.sites[0].linear.flatten()])
 
-    n_drawn = 30
+    n_drawn = 20
     drawn.n_evaluations = whole.n_evaluations = 10**9
     drawn.rate = whole.rate = 0.1
     draws = torch.stack([evaluate(drawn) for _ in range(n_drawn)])
@@ -105,8 +105,8 @@ def test_several_processes_add_up():
     torch.testing.assert_close(two.gradients()[0], 2 * one.gradients()[0])
 
 
-@pytest.mark.parametrize("name", ["gaussian", "poisson"])
-def test_ends_where_the_search_by_all_rows_ends(name):
+def test_ends_where_the_search_by_all_rows_ends():
+    name = "poisson"
     series = problem(name, 400)
     knots, likelihood = place_knots(series.times, 25), LIKELIHOODS[name]
     found = fit_minibatches(

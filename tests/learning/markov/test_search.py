@@ -79,20 +79,6 @@ def test_nothing_to_learn_is_evaluated_only(data):
             assert found.parameters.tolist() == [-2.0]
 
 
-def test_callback_stops_the_search(data):
-    x, y = data
-    heard = []
-
-    def callback(number, info):
-        heard.append((number, info["loss"]))
-        return len(heard) == 2
-
-    objective = GaussianEvidence(make_series(x, y))
-    found = maximise([matern(1.5, 8.0)], objective, NOISE, callback=callback)
-    assert found.n_iter == len(heard) == 2
-    assert -heard[-1][1] * 80 == pytest.approx(found.value)
-
-
 def test_parameters_of_the_likelihood_are_learned_too():
     x = np.linspace(0, 30, 200)
     y = draw(matern(1.5, 2.0), x, 0.1)

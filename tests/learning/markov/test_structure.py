@@ -128,7 +128,7 @@ def test_gains_of_a_grid_that_matter_are_exact(times):
 @pytest.mark.parametrize("cycles", [3, 4])
 def test_a_season_that_a_trend_could_follow_is_found(n, irregular, cycles):
     """Where the search for the trend of a series has followed the waves, none is left."""
-    for seed in range(3):
+    for seed in range(2):
         rng = np.random.default_rng(seed)
         t = np.sort(rng.uniform(0, n, n)) if irregular else np.arange(float(n))
         phase = 2 * np.pi * cycles * (t - t[0]) / (t[-1] - t[0])

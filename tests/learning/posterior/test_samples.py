@@ -272,7 +272,7 @@ def truncated(grid, ranges):
 def test_bounds_cut_the_posterior_off(sampler):
     X, y = sine_with_trend(16, 0)
     priors, ranges = wide_priors(X), ((0.5, 2.0), FREE, (0.05, 0.1))
-    grid = grid_posterior(X, y, priors, size=121)
+    grid = grid_posterior(X, y, priors, size=91)
     mean, sd = truncated(grid, ranges)
     target = posterior(bounded(ranges), X, y, priors)
     run = sample_by_density(target, rng=np.random.default_rng(0), sampler=sampler)

@@ -205,16 +205,15 @@ def test_fit_minibatch_lowers_the_objective(labels, name):
     assert found.loss == pytest.approx(after, rel=0.2, abs=20)
 
 
-@pytest.mark.parametrize("gradient", ["bmc", "smooth_bmc", "ups"])
-def test_fit_minibatch_by_sampled_gradients_comes_near_exact_ones(gradient):
+def test_fit_minibatch_by_sampled_gradients_comes_near_exact_ones():
     data, state, exact = minibatch_problem(labels=True)
-    options = {"batch_size": 200, "max_iter": 80}
-    sampled = replace(exact, gradient=gradient)
-    losses = [
+    options = {"batch_size": 200, "max_iter": 60}
+    sampled = (replace(exact, gradient=each) for each in ("bmc", "smooth_bmc", "ups"))
+    best, *others = (
         exact.total(fit_minibatch(state, data, each, generator=seeded(), **options).state, data)
-        for each in (exact, sampled)
-    ]
-    assert losses[1] < losses[0] + 5 < exact.total(state, data) - 20
+        for each in (exact, *sampled)
+    )
+    assert max(others) < best + 5 < exact.total(state, data) - 20
 
 
 def test_fit_minibatch_of_q_alone_keeps_the_rest():
