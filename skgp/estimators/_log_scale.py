@@ -3,7 +3,7 @@ r"""Regressors that model :math:`y = f + \varepsilon`, or :math:`\log y = f + \v
 The latter is for positive targets whose noise grows with their level, as prices, sizes, durations
 and concentrations. z is then the standardised logarithm, and what is observed is log-normal. Given
 "auto" the data decide: of some observations each is predicted from all others on either scale
-(:mod:`skgp.learning.log_targets`).
+(:mod:`skgp.learning.noise_function`).
 
 With mean m and variance v of log y the median of y is :math:`e^m`, its mean :math:`e^{m + v / 2}`,
 and its standard deviation :math:`e^{m + v} \sqrt{1 - e^{-v}}`. Far ahead the mean is what the least
@@ -27,7 +27,7 @@ from skgp.estimators._predictive import exponential_covariance
 from skgp.estimators._regression_predictions import RegressionPredictions
 from skgp.estimators.defaults import MAX_EXPONENT
 from skgp.kernels.scales import capped_weights
-from skgp.learning.log_targets import logs_predict_better
+from skgp.learning.noise_function import logs_predict_better
 
 
 class LogScale(RegressionPredictions):

@@ -21,7 +21,7 @@ from skgp.estimators.defaults import (
     LEFT_OUT_ROWS,
     SERIES_LINK_VARIANCE,
 )
-from skgp.inference.markov.expectations import left_out_moments
+from skgp.inference.markov.sites import left_out_moments
 from skgp.learning.calibration import FEW_ROWS_COUPLING, best_coupling
 
 

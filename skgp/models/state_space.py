@@ -33,7 +33,7 @@ Deviations
   in turn, and so does `fit_minibatches`. A pass over all rows is linear in them: of 1e6 counts both
   take the same time. The default of an additive model has a prior of them besides
   (:class:`~.search.Climb`), and of few rows they are common to all columns unless that is clearly
-  less likely (:mod:`~skgp.learning.markov.common`).
+  less likely (:mod:`~skgp.learning.markov.choice`).
 - Rows of an additive model are tabulated once: for Gaussian noise the ELBO, its maximum over q and
   its gradient are then independent of n. ``posterior="mean_field"`` is the paper's product of
   processes; its means are exact, its variances too small and its ELBO low by as much as the columns
@@ -75,12 +75,10 @@ from skgp.inference.markov.series import Series
 from skgp.inference.markov.states import InducingState, SeriesState
 from skgp.inference.markov.terms import Terms
 from skgp.learning.defaults import LEAST_EFFECT
-from skgp.learning.markov.additive import BinnedEvidence, RowsElbo, RowsEvidence
+from skgp.learning.markov.additive import BinnedEvidence, RowsElbo, RowsEvidence, left_by_terms
 from skgp.learning.markov.averaging import Average
-from skgp.learning.markov.choice import choose_kernel
-from skgp.learning.markov.common import climb_columns
+from skgp.learning.markov.choice import choose_kernel, climb_columns
 from skgp.learning.markov.defaults import CHOICE_ITER, FEW_ADDITIVE_ROWS
-from skgp.learning.markov.regression import left_by_terms
 from skgp.learning.markov.search import Component, Search, maximise
 from skgp.learning.markov.series_search import (
     Problem,

@@ -54,7 +54,7 @@ from skgp.inference.defaults import (
     SMALL_WEIGHT,
     TILE_MATRICES,
 )
-from skgp.inference.markov.chunk_filter import Joint, Joints, Tile
+from skgp.inference.markov.elements import Joint, Joints, Tile
 from skgp.inference.markov.passes import GradientSums
 from skgp.kernels.sde import Dynamics
 from skgp.kernels.sde_lags import Generators

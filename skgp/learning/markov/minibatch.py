@@ -18,10 +18,10 @@ import torch
 from torch import Tensor
 
 from skgp.inference.markov.conditionals import Conditionals, condition
-from skgp.inference.markov.expectations import expectations, likelihood_gradient
 from skgp.inference.markov.inducing import fit_inducing
 from skgp.inference.markov.knots import PairPosterior, PairSites, infer_pairs
 from skgp.inference.markov.series import Series
+from skgp.inference.markov.sites import expectations, likelihood_gradient
 from skgp.learning.markov.defaults import (
     ELBO_TOL,
     MINIBATCH_PATIENCE,
