@@ -27,7 +27,7 @@ from skgp.estimators._vecchia import VecchiaMixin
 from skgp.estimators._warping import WarpedInputs
 from skgp.inference.neighbors.posterior import SWSGPPosterior, SWSGPState
 from skgp.inference.neighbors.search import distinct, positions
-from skgp.inference.neighbors.streaming import Summary, localized, update, update_full
+from skgp.inference.neighbors.system import Summary, localized, update, update_full
 from skgp.learning.local.prior import Settings
 from skgp.likelihoods import Likelihood
 from skgp.linalg import warn_caller

@@ -13,9 +13,9 @@ from skgp.data import Data
 from skgp.estimators._base import Backend, to_tensor
 from skgp.estimators._base_regressor import LikelihoodGPRegressor
 from skgp.estimators._fitting import FitSession
+from skgp.estimators._log_scale import VaryingNoise
 from skgp.estimators._parameters import Interval, StrOptions, keep_parameters, options
 from skgp.estimators._reduction import warn_of_few_rows
-from skgp.estimators._varying_noise import VaryingNoise
 from skgp.estimators._warping import WarpedInputs
 from skgp.estimators.defaults import (
     VECCHIA_LABELS,

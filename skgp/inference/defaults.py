@@ -274,7 +274,7 @@ EXPLAINED, N_COMPARED = 0.5, 1000
 # each of every 16th and every 256th row; rows left out at random do not tell them apart.
 COARSER = 16
 
-# ---- rows in batches (neighbors/streaming.py)
+# ---- rows in batches (neighbors/system.py)
 NOVEL = 1e-3  # unexplained part of the prior variance below which a row adds no inducing point
 SEPARABLE = 1e-8  # noise, of the prior variance, that leaves digits to a difference of inverses
 

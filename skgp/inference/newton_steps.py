@@ -8,7 +8,7 @@ against 51 passes and 16 s with a factor a column.
 
 In the loop each column has its own step length and its own end. What evaluates losses, gradients
 and directions is handed in (`Objective`): features of all observations in memory (:mod:`.newton`),
-or sums over blocks of them (:mod:`.newton_sums`).
+or sums over blocks of them (:mod:`.laplace`).
 """
 
 from collections.abc import Callable

@@ -13,7 +13,12 @@ import torch
 from scipy import sparse
 from torch import Tensor
 
-from skgp.inference.defaults import ASSEMBLED, ENTRY_BYTES, TABLE_POINTS
+from skgp.inference.defaults import (
+    ASSEMBLED,
+    COUNTED_POINTS,
+    ENTRY_BYTES,
+    TABLE_POINTS,
+)
 from skgp.inference.neighbors.conditionals import LocalConditionals, Tiles, prior_variance
 from skgp.linalg.runtime import tile_rows
 
@@ -286,3 +291,20 @@ def multiply(matrix: Tensor, V: Tensor) -> Tensor:
 def index_type(n_values: int) -> torch.dtype:
     """Of indices of so many values."""
     return torch.int32 if n_values <= 2**31 - 1 else torch.int64
+
+
+#: What needs less memory.
+ROOM = "Use a smaller n_neighbors or n_inducing"
+
+
+def shared_entries(active: Tensor, M: int) -> float:
+    """Entries of Q about: the pairs of M inducing points that share a row of `active` (n, H).
+
+    Counted at some inducing points.
+    """
+    rows = active.cpu().numpy()
+    n, H = rows.shape
+    ends = np.arange(0, n * H + 1, H)
+    member = sparse.csr_matrix((np.ones(n * H, np.float32), rows.reshape(-1), ends), (n, M))
+    some = np.arange(0, M, -(-M // COUNTED_POINTS))
+    return M * (member.tocsc()[:, some].T @ member).nnz / len(some)

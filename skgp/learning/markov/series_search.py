@@ -19,7 +19,7 @@ from skgp.inference.markov.states import InducingState, SeriesState
 from skgp.inference.markov.terms import Terms
 from skgp.kernels.sde_expression import check_one_input
 from skgp.learning.defaults import LEAST_EFFECT, SERIES_START_ROWS
-from skgp.learning.latent_starts import latent_start
+from skgp.learning.label_scales import latent_start
 from skgp.learning.markov.additive import TermComponent, left_by_terms, with_terms
 from skgp.learning.markov.averaging import Average, averaged
 from skgp.learning.markov.defaults import CHOICE_ITER, CHOICE_TOL, FAR_SCORED, WORKING_ROWS
