@@ -26,9 +26,9 @@ is valid however roughly the mode was found; its quality decides only how many p
 rejected. Let :math:`\psi` be concave, with its mode at 0, and fall by 1 at t. It lies above the
 chord there, so that :math:`\int_0^t e^\psi \ge \int_0^t e^{-x/t} dx = (1 - 1/e)\, t`. A flat top
 and the tangent at t, of slope -k, have the mass :math:`(t - 1/k) + 1/k = t`. Tangents at the mode
-and at the points on either side where :math:`\psi` has fallen by 1 therefore have at most 1.58 times
-the mass of :math:`e^\psi`, on any interval; 1.13 times, if it is Gaussian. For falls from .8 to
-1.25, which is what the search accepts, the same argument gives at most 1.82 (times 1.03, for a
+and at the points on either side where :math:`\psi` has fallen by 1 therefore have at most 1.58
+times the mass of :math:`e^\psi`, on any interval; 1.13 times, if it is Gaussian. For falls from .8
+to 1.25, which is what the search accepts, the same argument gives at most 1.82 (times 1.03, for a
 middle tangent that is not quite flat).
 
 A proposal is thus accepted with a probability above one half, independently of the others: the
