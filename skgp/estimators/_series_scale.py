@@ -19,8 +19,8 @@ from skgp.data import Data
 from skgp.estimators._base import to_tensor
 from skgp.estimators._base_regressor import LikelihoodGPRegressor
 from skgp.estimators._state_space_common import StateSpaceMixin
-from skgp.estimators._state_space_states import kernel_of, series_of
 from skgp.estimators.defaults import LOG_LEAST_ROWS, LOG_NATS, LOG_RATIOS
+from skgp.inference.markov.averaged import kernel_of, series_of
 from skgp.learning.markov.defaults import STRUCTURE_ROWS
 from skgp.learning.markov.series_search import Problem, evidence_near
 from skgp.likelihoods import Likelihood

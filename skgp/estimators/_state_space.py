@@ -22,11 +22,10 @@ from skgp.estimators._kernels import with_noise
 from skgp.estimators._parameters import keep_parameters
 from skgp.estimators._series_inputs import observed_rows
 from skgp.estimators._series_scale import SeriesScale
-from skgp.estimators._state_space_states import Exact
 from skgp.estimators._time import framed
 from skgp.estimators.defaults import NOISE_BOUNDS, SERIES_NOISE
 from skgp.inference.gp_mixture import mixture_log_density, mixture_quantiles
-from skgp.inference.markov.averaged import AveragedState
+from skgp.inference.markov.averaged import AveragedState, Exact
 from skgp.inference.markov.inducing import GaussianSums
 from skgp.inference.markov.states import InducingState
 from skgp.kernels import split_noise

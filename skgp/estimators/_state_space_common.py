@@ -18,18 +18,8 @@ from skgp.estimators._blocks import over_rows
 from skgp.estimators._fitting import within_limits
 from skgp.estimators._kernels import process_kernels
 from skgp.estimators._parameters import Auto, Interval, Option, StrOptions, options
-from skgp.estimators._reduction import warn_of_few_rows
+from skgp.estimators._reduction import warn_of_few_rows, warn_of_interaction
 from skgp.estimators._series_inputs import SeriesInputs
-from skgp.estimators._state_space_states import (
-    State,
-    distinct,
-    forms_of,
-    joined,
-    kernel_of,
-    parts_of,
-    series_of,
-    warn_of_interactions,
-)
 from skgp.estimators._time import IndexedOutput
 from skgp.estimators.defaults import (
     COLUMN_BINS,
@@ -38,7 +28,9 @@ from skgp.estimators.defaults import (
     STREAM_ROWS,
 )
 from skgp.inference.markov.additive_bins import AdditiveStatistics, make_bins
+from skgp.inference.markov.averaged import State, distinct, forms_of, kernel_of, parts_of, series_of
 from skgp.inference.markov.states import InducingState
+from skgp.learning.markov.additive import interaction_of
 from skgp.likelihoods import Likelihood
 from skgp.linalg.runtime import constant, to_arrays
 from skgp.models.state_space import Fit, fit_additive, fit_additive_statistics, fit_series
@@ -242,7 +234,10 @@ class StateSpaceMixin(IndexedOutput, SeriesInputs):
         ended = not callback.stopped and all(fit.n_iter < self.max_iter for fit in fits)
         if not one and self._learns and ended:
             learned = likelihood.with_parameters(parameters)
-            warn_of_interactions(self, self._states, self._columns, given_data, learned)
+            states: Any = self._states
+            found = interaction_of(states, self._columns, given_data, learned)
+            if found is not None:
+                warn_of_interaction(self, *found)
         kernels = [kernel_of(state) for state in self._states]
         alike = len({str(kernel) for kernel in kernels}) == 1
         return kernels[0] if alike else CompoundKernel(kernels), parameters
@@ -334,7 +329,7 @@ class StateSpaceMixin(IndexedOutput, SeriesInputs):
             stream = copy.deepcopy(before)
             stream.add(data.X, data.y[:, 0], data.weight)
         else:
-            stream = self._stream_of(joined(before, data), likelihood)
+            stream = self._stream_of(before.joined(data), likelihood)
         fits = self._fit_additive(
             [parts_of(state) for state in self._states],
             stream,

@@ -1,7 +1,7 @@
-r"""A series under several values of its hyper-parameters, of some weight each.
+r"""States of a series, of any kind, and one under several values of its hyper-parameters.
 
-Given any of them f is a Gaussian process; together they are a mixture, of moments by the law of
-total variance:
+Given any of these, of some weight each, f is a Gaussian process; together they are a mixture, of
+moments by the law of total variance:
 
 .. math:: m = \sum_k w_k m_k, \qquad v = \sum_k w_k \{v_k + (m_k - m)^2\}.
 """
@@ -13,10 +13,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from skgp.inference.markov.series import Series
-from skgp.inference.markov.states import SeriesState
-from skgp.kernels.expression import summands
-from skgp.kernels.sde import StateSpace
+from skgp.data import Data
+from skgp.inference.markov.additive_states import AdditiveState
+from skgp.inference.markov.regression import make_regression_series
+from skgp.inference.markov.series import Series, make_series
+from skgp.inference.markov.states import InducingState, SeriesState
+from skgp.inference.markov.terms import Terms
+from skgp.kernels.expression import Sum, summands
+from skgp.kernels.sde import StateSpace, state_space
 from skgp.kernels.series_parts import has_waves
 from skgp.likelihoods import Likelihood
 from skgp.linalg.runtime import TensorState
@@ -149,3 +153,58 @@ def _places(state: SeriesState) -> dict[Place, Any]:
     parts = summands(state.kernel)
     seasons = [has_waves(part) for part in parts]
     return {(kind, seasons[:i].count(kind)): parts[i] for i, kind in enumerate(seasons)}
+
+
+# ---- states of any kind, and the series they are of
+
+
+Exact = SeriesState | AveragedState
+State = Exact | InducingState | AdditiveState
+
+
+def distinct(data: Data, place: int | None) -> Data:
+    """Rows of a series with covariates: those of equal columns and targets as one of their weight.
+
+    `place` is that of the times; None of an additive model, which is as it was.
+    """
+    if place is None or data.X.shape[1] == 1 or len(data.X[:, place].unique()) == len(data):
+        return data
+    return data.merged(any_likelihood=True)
+
+
+def series_of(data: Data, terms: Terms | None) -> list[Series]:
+    """One series a column of y."""
+    rest = data.weight, data.log_exposure
+    if terms is None:
+        return [make_series(data.X[:, 0], y, *rest) for y in data.y.T]
+    x, features = data.X[:, terms.time], terms.features(data.X)
+    return [make_regression_series(x, y, features, *rest) for y in data.y.T]
+
+
+def parts_of(state: State, *, split: bool = False) -> list[Any]:
+    """Kernels of the components; of a series all at once, or its summands."""
+    if isinstance(state, Exact | InducingState):
+        if not split:
+            return [state.kernel]
+        return state.parts if isinstance(state, AveragedState) else summands(state.kernel)
+    return list(state.kernels)
+
+
+def forms_of(state: State) -> list[StateSpace]:
+    """The components in state space."""
+    if isinstance(state, Exact):
+        return [state.form]
+    return [state_space(part) for part in parts_of(state)]
+
+
+def kernel_of(state: State) -> Any:
+    """The kernel of f as one expression.
+
+    The sum is a balanced tree: scikit-learn asks each operand for its bounds twice, which takes
+    2^c steps of c summands added one after the other, and c^2 of a balanced tree.
+    """
+    kernels = parts_of(state)
+    while len(kernels) > 1:
+        pairs = [Sum(*pair) for pair in zip(kernels[::2], kernels[1::2], strict=False)]
+        kernels = pairs + kernels[len(kernels) - len(kernels) % 2 :]
+    return kernels[0]

@@ -145,6 +145,25 @@ def rows_to_look_at(data: Data, n_components: int) -> Data:
     return data.take(torch.linspace(0, len(data) - 1, min(len(data), most)).long()).to("cpu")
 
 
+def interaction_of(
+    states: Sequence[AdditiveState], columns: Sequence[int], data: Data, likelihood: Likelihood
+) -> tuple[int, int, float] | None:
+    """Two columns that act together, of any target, as of `missed_interaction`.
+
+    The data are those of the fit with all columns of X; `columns` are those that have a component.
+    """
+    if len(columns) < 2:
+        return None
+    some = rows_to_look_at(replace(data, y=data.y.reshape(len(data), -1)), len(columns))
+    for state, y in zip(states, some.y.T, strict=True):
+        rows = some.X[:, list(columns)]
+        mean, at = state.mean(rows.to(state.device)).cpu(), replace(some, y=y)
+        found = missed_interaction(state.kernels, at, mean, state.offset, likelihood)
+        if found is not None:
+            return columns[found[0]], columns[found[1]], found[2]
+    return None
+
+
 def missed_interaction(
     kernels: Sequence[Any], data: Data, mean: Tensor, offset: float, likelihood: Likelihood
 ) -> tuple[int, int, float] | None:
