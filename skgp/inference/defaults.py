@@ -240,7 +240,6 @@ CELLS = 2**16  # cells of cross tables that are counted at once: they stay in th
 #: Precision of a site in units of the prior's, beyond which I + W^1/2 K W^1/2 has fewer than four
 #: digits of a singular K left.
 SHARP_SITE = 1e12
-COVARIANCES = 2**16  # numbers of a block of covariances, whose temporaries stay in the cache
 #: Of a batch of predictions: numbers of the covariances with training rows or of a table of the
 #: states at the bins of two columns, and bytes of what the rows have of all columns.
 BATCH_NUMBERS, BATCH_BYTES = 2**22, 2**29
