@@ -15,13 +15,14 @@ from sklearn.utils.validation import check_is_fitted
 from skgp.blocks import MappedBlocks
 from skgp.data import Data
 from skgp.estimators._base import Backend
-from skgp.estimators._base_regressor import StreamingGPRegressor
+from skgp.estimators._base_regressor import LikelihoodGPRegressor, StreamingGPRegressor
 from skgp.estimators._blocks import over_rows
 from skgp.estimators._fitting import Callback, FitSession, within_limits
 from skgp.estimators._kernels import with_noise
+from skgp.estimators._log_scale import SeriesScale
 from skgp.estimators._parameters import keep_parameters
 from skgp.estimators._series_inputs import observed_rows
-from skgp.estimators._series_scale import SeriesScale
+from skgp.estimators._state_space_common import StateSpaceMixin
 from skgp.estimators._time import framed
 from skgp.estimators.defaults import NOISE_BOUNDS, SERIES_NOISE
 from skgp.inference.gp_mixture import mixture_log_density, mixture_quantiles
@@ -33,7 +34,9 @@ from skgp.linalg.runtime import to_arrays
 from skgp.optim.stopping import StopRecorder
 
 
-class StateSpaceGPRegressor(SeriesScale, StreamingGPRegressor):
+class StateSpaceGPRegressor(
+    SeriesScale, StateSpaceMixin, LikelihoodGPRegressor, StreamingGPRegressor
+):
     r"""Gaussian process regression of time series and additive models, in O(n).
 
     On one column of X, a Gaussian process whose kernel is the covariance of a linear stochastic
@@ -167,6 +170,11 @@ class StateSpaceGPRegressor(SeriesScale, StreamingGPRegressor):
     True
     """
 
+    _parameter_constraints: dict = {
+        **LikelihoodGPRegressor._parameter_constraints,
+        **StateSpaceMixin._state_space_constraints,
+    }
+
     def __init__(
         self,
         kernel=None,
@@ -226,7 +234,7 @@ class StateSpaceGPRegressor(SeriesScale, StreamingGPRegressor):
         with session.stage("solve") as report:
             callback = StopRecorder(report)
 
-            def fit(model: SeriesScale, data: Data) -> tuple[Kernel, torch.Tensor]:
+            def fit(model: Any, data: Data) -> tuple[Kernel, torch.Tensor]:
                 place = given, likelihood, offset, backend, callback
                 return model._fit_states(data, *place, stream=stream)
 
@@ -335,12 +343,12 @@ class StateSpaceGPRegressor(SeriesScale, StreamingGPRegressor):
         mean, var = self._predictive_moments(*to_arrays(*state.past_moments(rows)))
         return self._observed_moments(mean, var)
 
-    predict_interval = framed("lower", "upper")(SeriesScale.predict_interval)
+    predict_interval = framed("lower", "upper")(LikelihoodGPRegressor.predict_interval)
     predict_quantiles = framed(
         "quantile", columns=lambda self, arguments: np.ravel(arguments["quantiles"]).tolist()
-    )(SeriesScale.predict_quantiles)
+    )(LikelihoodGPRegressor.predict_quantiles)
     predict_components = framed("component", columns=lambda self, _: self.component_names_)(
-        SeriesScale.predict_components
+        StateSpaceMixin.predict_components
     )
 
     @property
