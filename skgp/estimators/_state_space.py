@@ -82,21 +82,15 @@ class StateSpaceGPRegressor(
         observations that come in parts. "auto" takes as many as the length scale learned asks for.
         With several columns, the most distinct values of a column, beyond which they are binned
         (None and "auto": 512).
-    {inducing, batch_size}
-    posterior : {"auto", "mean_field", "joint"}, default="auto"
-        Of several columns: a product of one process a column, which is cheaper, or with the
-        dependence between them. "auto" is "joint" with Gaussian noise or few observations.
-    {likelihood, link, degrees_of_freedom, optimizer, normalize_y, max_iter, tol}
+    {inducing, batch_size, posterior, likelihood, link, degrees_of_freedom, optimizer, normalize_y}
+    {max_iter, tol}
     warm_start : bool, default=False
         Start from the kernel and the likelihood of the last fit. Another kernel, likelihood or
         number of columns begins anew.
     random_state : int, RandomState instance or None, default=None
         Of minibatches and of the observations that stand for those in blocks; other fits draw
         nothing.
-    {device}
-    dtype : {"float64"}, default="float64"
-        Single precision is refused.
-    {n_jobs, memory_budget, verbose}
+    {device, dtype, n_jobs, memory_budget, verbose}
 
     Attributes
     ----------
@@ -109,8 +103,8 @@ class StateSpaceGPRegressor(
     {inducing_points_, time_origin_}
     intercept_ : float
         What `predict_components` leaves of the mean of f, in the units of y, or of log y.
-    {component_kernels_, covariate_kinds_, component_columns_, component_names_}
-    {likelihood_, noise_variance_, likelihood_scale_, degrees_of_freedom_}
+    {component_kernels_, covariate_kinds_, component_columns_, component_names_, likelihood_}
+    {noise_variance_, likelihood_scale_, degrees_of_freedom_}
     n_iter_ : int
     {history_, interrupted_, n_features_in_, feature_names_in_, y_mean_}
 

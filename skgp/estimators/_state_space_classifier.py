@@ -44,10 +44,7 @@ class StateSpaceGPClassifier(StateSpaceMixin, StreamingGPClassifier):
         Degree of a polynomial of time in the mean of f.
     n_inducing : int, "auto" or None, default=None
         As of `StateSpaceGPRegressor`.
-    {inducing, batch_size}
-    posterior : {"auto", "mean_field", "joint"}, default="auto"
-        Of several columns: a product of one process a column, which is cheaper, or with the
-        dependence between them. "auto" is "joint" for few observations.
+    {inducing, batch_size, posterior}
     likelihood : {"logit", "probit"}, default="logit"
         Link from f to a probability.
     class_weight : dict, "balanced" or None, default=None
@@ -62,10 +59,7 @@ class StateSpaceGPClassifier(StateSpaceMixin, StreamingGPClassifier):
         of classes begins anew.
     random_state : int, RandomState instance or None, default=None
         Of the minibatches; without `batch_size` a fit draws none.
-    {device}
-    dtype : {"float64"}, default="float64"
-        Single precision is refused.
-    {n_jobs, memory_budget, verbose}
+    {device, dtype, n_jobs, memory_budget, verbose}
 
     Attributes
     ----------
@@ -78,8 +72,8 @@ class StateSpaceGPClassifier(StateSpaceMixin, StreamingGPClassifier):
         leaves it that of the first call.
     intercept_ : float or ndarray of shape (n_classes,)
         What `predict_components` leaves of the mean of f.
-    {component_kernels_, covariate_kinds_, component_columns_, component_names_}
-    {inducing_points_, time_origin_}
+    {component_kernels_, covariate_kinds_, component_columns_, component_names_, inducing_points_}
+    {time_origin_}
     offset_ : ndarray of shape (c,)
         Prior means of f: the base rates.
     coupling_ : float

@@ -51,6 +51,9 @@ class StateSpaceMixin(IndexedOutput, SeriesInputs):
         steps of Adam of which `max_iter` are taken at most (some hundreds are usual); all
         observations have the last word on the posterior. None takes all observations in every
         iteration, which costs O(n).
+    posterior : {"auto", "mean_field", "joint"}, default="auto"
+        Of several columns: a product of one process a column, which is cheaper, or with the
+        dependence between them. "auto" is "joint" with Gaussian noise or few observations.
     max_iter : int, default=100
         Iterations of the search of hyper-parameters.
     tol : float, default=1e-7
@@ -59,6 +62,8 @@ class StateSpaceMixin(IndexedOutput, SeriesInputs):
     device : str or torch.device, default="auto"
         Of fit and predictions; "auto" is "cuda" where there is one and several columns, else
         "cpu".
+    dtype : {"float64"}, default="float64"
+        Single precision is refused.
 
     Attributes
     ----------

@@ -36,7 +36,8 @@ from skgp.inference.vecchia.conditionals import residual_diagonal
 from skgp.kernels.expression import RBF
 from skgp.kernels.gram import gram, gram_diag
 from skgp.kernels.scales import robust_std
-from skgp.linalg.runtime import gather_rows, tile_rows
+from skgp.linalg.runtime import tile_rows
+from skgp.linalg.small_matrices import gather_rows
 
 
 @torch.no_grad()
