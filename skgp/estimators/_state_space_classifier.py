@@ -8,19 +8,13 @@ import numpy as np
 import torch
 
 from skgp.data import Data
+from skgp.estimators import defaults
 from skgp.estimators._base import Backend, arrays, to_tensor
 from skgp.estimators._base_classifier import StreamingGPClassifier
 from skgp.estimators._fitting import FitSession
 from skgp.estimators._parameters import StrOptions, keep_parameters
 from skgp.estimators._state_space_common import StateSpaceMixin
 from skgp.estimators._time import framed
-from skgp.estimators.defaults import (
-    ADDITIVE_LABEL_GAIN,
-    ADDITIVE_LABEL_NATS,
-    COUPLING_ROWS,
-    LEFT_OUT_ROWS,
-    SERIES_LINK_VARIANCE,
-)
 from skgp.inference.markov.sites import left_out_moments
 from skgp.learning.calibration import FEW_ROWS_COUPLING, best_coupling
 
@@ -116,7 +110,7 @@ class StateSpaceGPClassifier(StateSpaceMixin, StreamingGPClassifier):
     array(['day', 'night'], dtype='<U5')
     """
 
-    _start_variance = SERIES_LINK_VARIANCE
+    _start_variance = defaults.SERIES_LINK_VARIANCE
     _parameter_constraints: dict = {
         **StreamingGPClassifier._parameter_constraints,
         **StateSpaceMixin._state_space_constraints,
@@ -188,7 +182,7 @@ class StateSpaceGPClassifier(StateSpaceMixin, StreamingGPClassifier):
         self._warn_at_bounds()
 
     def _additive_tol(self, total: float) -> float:
-        return min(ADDITIVE_LABEL_GAIN, ADDITIVE_LABEL_NATS / total)
+        return min(defaults.ADDITIVE_LABEL_GAIN, defaults.ADDITIVE_LABEL_NATS / total)
 
     def _update(self, data: Data, backend: Backend) -> None:
         data = replace(data, y=to_tensor(self._one_vs_rest(data)))
@@ -198,9 +192,9 @@ class StateSpaceGPClassifier(StateSpaceMixin, StreamingGPClassifier):
         """Exponent of the coupling of one-vs-rest probabilities, chosen on held-out rows."""
         if len(self.classes_) == 2:
             return 0.0
-        if (len(X) if weight is None else weight.sum()) < COUPLING_ROWS:
+        if (len(X) if weight is None else weight.sum()) < defaults.COUPLING_ROWS:
             return FEW_ROWS_COUPLING
-        rows = np.linspace(0, len(X) - 1, min(len(X), LEFT_OUT_ROWS)).astype(np.int64)
+        rows = np.linspace(0, len(X) - 1, min(len(X), defaults.LEFT_OUT_ROWS)).astype(np.int64)
         chosen = None if weight is None else to_tensor(weight[rows])
         labels = to_tensor(Y[rows])
         moments = self._latent_moments(X[rows])

@@ -49,14 +49,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from skgp.inference.defaults import (
-    LEAST_SHARE,
-    ROUNDING,
-    SETTLED,
-    SETTLED_MIX,
-    SHORTEST,
-    SITES_TILE,
-)
+from skgp.inference import defaults
 from skgp.inference.markov.series import Series
 from skgp.likelihoods import Likelihood
 from skgp.linalg.runtime import Callback, namespace
@@ -68,14 +61,16 @@ def expectations(
     likelihood: Likelihood, y: Tensor, mean: Tensor, var: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Expected log-density of each row under N(mean, var), and expected derivatives in f; (n,)."""
-    if len(y) <= SITES_TILE:
+    if len(y) <= defaults.SITES_TILE:
         return likelihood.expected_log_prob_and_derivatives(y, mean, var)
 
     def tile(rows: slice) -> tuple[Tensor, Tensor, Tensor]:
         part = likelihood.rows(rows)
         return part.expected_log_prob_and_derivatives(y[rows], mean[rows], var[rows])
 
-    tiles = (slice(start, start + SITES_TILE) for start in range(0, len(y), SITES_TILE))
+    tiles = (
+        slice(start, start + defaults.SITES_TILE) for start in range(0, len(y), defaults.SITES_TILE)
+    )
     expected, slope, curvature = zip(*map(tile, tiles), strict=True)
     return torch.cat(expected), torch.cat(slope), torch.cat(curvature)
 
@@ -121,7 +116,7 @@ def left_out_moments(
     if weight is not None:
         left = weight.clamp_max(1.0)
         slope, curvature = left * slope, left * curvature
-    cavity = var / (1 + curvature * var).clamp_min(LEAST_SHARE)
+    cavity = var / (1 + curvature * var).clamp_min(defaults.LEAST_SHARE)
     return mean - cavity * slope, cavity
 
 
@@ -194,7 +189,7 @@ class SiteBound(ABC):
         elbo = fit - sum(divergence)
         if not math.isfinite(elbo):
             return None
-        rounding = ROUNDING * (abs(fit) + sum(map(abs, divergence)))
+        rounding = defaults.ROUNDING * (abs(fit) + sum(map(abs, divergence)))
         return SiteFit(*sites, posterior, elbo, rounding, *rows, slope, curvature)
 
     @abstractmethod
@@ -245,11 +240,11 @@ def climb(
         return callback is not None and bool(callback(n_iter, {"loss": -point.elbo, "step": step}))
 
     converged, stopped, settled, gain = False, is_to_stop(), False, math.inf
-    while n_iter < max_iter and step >= SHORTEST and not (stopped or converged):
+    while n_iter < max_iter and step >= defaults.SHORTEST and not (stopped or converged):
         cautious = cautious and bool((point.curvature > 0).any())
         target = bound.targets(point, cautious)
         # A mixed step may gain little by chance: what the next one promises is to be little, too.
-        little = SETTLED_MIX if settled else bound.negligible
+        little = defaults.SETTLED_MIX if settled else bound.negligible
         if not cautious and bound.expected_gain(point, *target) <= little * enough:
             converged = True
             break
@@ -272,7 +267,7 @@ def climb(
         to_come = gain * min(1.0, gain / last) if 0 < last < math.inf else gain
         stopped, settled = is_to_stop(), to_come <= enough and not cautious
         converged = settled and not mixes
-        cautious = cautious and gain > max(enough, SETTLED * bound.total)
+        cautious = cautious and gain > max(enough, defaults.SETTLED * bound.total)
         step = min(1.0, 2 * step)
     return replace(point, n_iter=n_iter, converged=converged)
 

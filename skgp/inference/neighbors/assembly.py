@@ -13,12 +13,7 @@ import torch
 from scipy import sparse
 from torch import Tensor
 
-from skgp.inference.defaults import (
-    ASSEMBLED,
-    COUNTED_POINTS,
-    ENTRY_BYTES,
-    TABLE_POINTS,
-)
+from skgp.inference import defaults
 from skgp.inference.neighbors.conditionals import LocalConditionals, Tiles, prior_variance
 from skgp.linalg.runtime import tile_rows
 
@@ -79,7 +74,7 @@ class TriangleSum:
         self._halved = torch.where(self._i == self._j, 0.5, 1.0).to(Z)
         self._pending: list[tuple[Tensor, Tensor]] = []
         self._n_pending = 0
-        on_host = _HalfTable if len(Z) <= TABLE_POINTS else _HalfOnHost
+        on_host = _HalfTable if len(Z) <= defaults.TABLE_POINTS else _HalfOnHost
         make = on_host if Z.device.type == "cpu" else _HalfOnDevice
         self._half: _HalfTable | _HalfOnHost | _HalfOnDevice = make(Z)
 
@@ -108,7 +103,9 @@ class TriangleSum:
     def _add(self, active: Tensor, upper: Tensor) -> None:
         self._pending.append((active, upper))
         self._n_pending += upper.numel()
-        if self._n_pending > tile_rows(ENTRY_BYTES, ENTRY_BYTES * ASSEMBLED):
+        if self._n_pending > tile_rows(
+            defaults.ENTRY_BYTES, defaults.ENTRY_BYTES * defaults.ASSEMBLED
+        ):
             self._flush()
 
     def _flush(self) -> None:
@@ -306,5 +303,5 @@ def shared_entries(active: Tensor, M: int) -> float:
     n, H = rows.shape
     ends = np.arange(0, n * H + 1, H)
     member = sparse.csr_matrix((np.ones(n * H, np.float32), rows.reshape(-1), ends), (n, M))
-    some = np.arange(0, M, -(-M // COUNTED_POINTS))
+    some = np.arange(0, M, -(-M // defaults.COUNTED_POINTS))
     return M * (member.tocsc()[:, some].T @ member).nnz / len(some)

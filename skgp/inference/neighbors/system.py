@@ -49,13 +49,7 @@ import torch
 from torch import Tensor
 
 from skgp.data import Data
-from skgp.inference.defaults import (
-    DENSE_SYSTEM,
-    NOVEL,
-    SEPARABLE,
-    SHARED_JITTER,
-    SPARSE_ENTRY,
-)
+from skgp.inference import defaults
 from skgp.inference.natural import FullSystem, Posterior, Sites, fit_sites
 from skgp.inference.neighbors.assembly import (
     ROOM,
@@ -218,7 +212,7 @@ def nested_systems(
     n, H = active.shape
     entries = 2 * n * H + 2 * shared_entries(active, len(parts[0].Z))
     what = f"A system of {n} rows with H={H} neighbours each among M={len(parts[0].Z)} inducing"
-    require_memory(SPARSE_ENTRY * entries, what + " points", ROOM)
+    require_memory(defaults.SPARSE_ENTRY * entries, what + " points", ROOM)
     each = parts[0].X.new_ones(sum(len(p.X) for p in parts)) if weight is None else weight
     share = kl_weight * each / each.sum()
     assembly, weights, variance, systems = assembly_of(parts[0]), [], [], []
@@ -242,8 +236,8 @@ def full_system(
     """The system of rows X (n, d), float64, given all of Z (M, d); memory O(n M + c M^2)."""
     n, M = len(X), len(Z)
     what = f"A system of {n} rows and a full covariance of M={M} inducing points"
-    require_memory(8.0 * DENSE_SYSTEM * (n * M + M**2), what, "Use a smaller n_inducing")
-    given = SharedConditionals(kernel, Z, SHARED_JITTER * gram_diag(kernel, Z))
+    require_memory(8.0 * defaults.DENSE_SYSTEM * (n * M + M**2), what, "Use a smaller n_inducing")
+    given = SharedConditionals(kernel, Z, defaults.SHARED_JITTER * gram_diag(kernel, Z))
     return FullSystem(*given.features(X), kl_weight, weight, given.factor)
 
 
@@ -337,7 +331,7 @@ def update_full(
 def localized(state: SWSGPState) -> tuple[SWSGPState, Summary]:
     """The nearest independent inducing variables, and the data's part of their precision."""
     # Of u and as much noise as leaves digits to the difference of the inverses.
-    noise = SEPARABLE * gram_diag(state.kernel, state.Z)
+    noise = defaults.SEPARABLE * gram_diag(state.kernel, state.Z)
     factor = SharedConditionals(state.kernel, state.Z, noise).factor
     prior = torch.cholesky_inverse(factor).diagonal()
     precision = []
@@ -351,7 +345,7 @@ def localized(state: SWSGPState) -> tuple[SWSGPState, Summary]:
 
 
 def _all_points(state: SWSGPState) -> SharedConditionals:
-    noise = SHARED_JITTER * gram_diag(state.kernel, state.Z)
+    noise = defaults.SHARED_JITTER * gram_diag(state.kernel, state.Z)
     return SharedConditionals(state.kernel, state.Z, noise)
 
 
@@ -359,7 +353,7 @@ def _novel(kernel, X: Tensor, variance: Tensor, room: int) -> Tensor:
     """Distinct rows that the inducing points explain least, as many as there is room for."""
     unexplained = variance / prior_variance(kernel, X)
     chosen = distinct(X)[0]
-    chosen = chosen[unexplained[chosen] > NOVEL]
+    chosen = chosen[unexplained[chosen] > defaults.NOVEL]
     return chosen[unexplained[chosen].argsort(descending=True, stable=True)[: max(room, 0)]]
 
 
@@ -367,7 +361,7 @@ def _joined(state: SWSGPState, points: Tensor, weights: Tensor) -> SWSGPState:
     """A full posterior with p points more, of weights (p, M), at their conditional."""
     K = gram(state.kernel, points) - weights @ gram(state.kernel, state.Z, points)
     K = 0.5 * (K + K.T)
-    K.diagonal().add_(SHARED_JITTER * gram_diag(state.kernel, points))
+    K.diagonal().add_(defaults.SHARED_JITTER * gram_diag(state.kernel, points))
     corner = jittered_cholesky(K).factor  # (p, p)
     roots = []
     for root in state.roots:

@@ -28,25 +28,7 @@ from torch import Tensor
 
 from skgp.inference.markov.series import Series
 from skgp.kernels.hyperparameters import n_dims_of
-from skgp.learning.markov.defaults import (
-    CHOICE_ROWS,
-    COLUMN_NATS,
-    COMMON_LOG_SD,
-    FEW_ADDITIVE_ROWS,
-    FEW_NATS,
-    FEWEST_ROWS,
-    INNER,
-    LEAST_SCALE,
-    LONG_START,
-    N_STRETCHES,
-    NOISE_LOG_SD,
-    PAST_NATS,
-    PRIOR_START_NOISE,
-    ROWS_A_PARAMETER,
-    SCALES,
-    SERIES_SCALE_ROWS,
-    START_TOL,
-)
+from skgp.learning.markov import defaults
 from skgp.learning.markov.objectives import Component, Objective
 from skgp.learning.markov.scoring import SeriesLoss, short_climb
 from skgp.learning.markov.search import Climb, Search, maximise
@@ -70,7 +52,7 @@ def choose_kernel(
     n_rows, whole = len(processes[0].y), make_objective(processes)
     told = processes[0].total * min(1.0, likelihood.information)
     first, *others = map(Component, _affordable(kernels, told, likelihood))
-    if n_rows <= 2 * SERIES_SCALE_ROWS:
+    if n_rows <= 2 * defaults.SERIES_SCALE_ROWS:
         kind, objective = "all", whole
         best = _search_scale(first, whole, likelihood, processes[0], climbs=bool(others))
         if not others:  # the climb is the caller's
@@ -78,16 +60,16 @@ def choose_kernel(
     else:
         found = {}
         for each in _PARTS:
-            some = _part(processes, each, SERIES_SCALE_ROWS)
+            some = _part(processes, each, defaults.SERIES_SCALE_ROWS)
             found[each] = _search_scale(first, make_objective(some), likelihood, some[0])
         kind, best = max(found.items(), key=lambda pair: evidence_at(pair[1], whole, likelihood))
-        objective = make_objective(_part(processes, kind, CHOICE_ROWS))
+        objective = make_objective(_part(processes, kind, defaults.CHOICE_ROWS))
     searches: list[Search] = []
 
     def cost(component: Component) -> float:
         """Akaike's, a nat for every hyper-parameter; that of few rows, beyond the first kernel."""
         few = component.form.kernel is not first.form.kernel and not _tell(told, component.kernel)
-        return len(component.theta) + FEW_NATS * few
+        return len(component.theta) + defaults.FEW_NATS * few
 
     def criterion(search: Search) -> float:
         return search.value - cost(search.components[0])
@@ -120,7 +102,7 @@ def _is_past_the_best(component: Component, searches: Sequence[Search]) -> bool:
     ]
     own = component.form.n_states
     return any(
-        (own - a) * (a - b) > 0 and of_b > of_a + PAST_NATS
+        (own - a) * (a - b) > 0 and of_b > of_a + defaults.PAST_NATS
         for a, of_a in peers
         for b, of_b in peers
     )
@@ -129,7 +111,7 @@ def _is_past_the_best(component: Component, searches: Sequence[Search]) -> bool:
 #: Ways to take some rows of many.
 _PARTS: dict[str, Callable[[Series, int], Series]] = {
     "spread": lambda series, n_rows: series.thinned(n_rows),
-    "stretches": lambda series, n_rows: series.stretches(n_rows, n_rows // N_STRETCHES),
+    "stretches": lambda series, n_rows: series.stretches(n_rows, n_rows // defaults.N_STRETCHES),
 }
 
 
@@ -145,13 +127,13 @@ def _affordable(kernels: Sequence[Any], n_rows: float, likelihood: Likelihood) -
     Fewer numbers tell by many nats, without noise, a kernel of as many hyper-parameters.
     """
     first, *others = kernels
-    most = n_dims_of(first) if likelihood.is_gaussian and n_rows >= FEWEST_ROWS else 0
+    most = n_dims_of(first) if likelihood.is_gaussian and n_rows >= defaults.FEWEST_ROWS else 0
     return [first, *(each for each in others if n_dims_of(each) <= most or _tell(n_rows, each))]
 
 
 def _tell(n_rows: float, kernel: Any) -> bool:
     """Whether so many rows tell the hyper-parameters."""
-    return ROWS_A_PARAMETER * n_dims_of(kernel) <= n_rows
+    return defaults.ROWS_A_PARAMETER * n_dims_of(kernel) <= n_rows
 
 
 def evidence_at(search: Search, objective: Objective, likelihood: Likelihood) -> float:
@@ -175,7 +157,9 @@ def _search_scale(
     values = [
         loss.value(np.append(theta, parameters))
         if loss is not None
-        else objective([component.dynamics(theta)], parameters, tol=INNER * START_TOL).value
+        else objective(
+            [component.dynamics(theta)], parameters, tol=defaults.INNER * defaults.START_TOL
+        ).value
         for theta in thetas
     ]
     best = int(np.argmax(values))
@@ -187,11 +171,11 @@ def _telling_scales(component: Component, series: Series) -> Tensor:
     """Multiples of the length scales that are not all noise between the rows."""
     gaps, own = series.gaps[1:], component.theta[component.is_length_scale]
     gaps = gaps[gaps.isfinite() & (gaps > 0)]  # covariates keep rows of equal times apart
-    scales = torch.tensor(SCALES, dtype=torch.float64)
+    scales = torch.tensor(defaults.SCALES, dtype=torch.float64)
     if not (len(gaps) and len(own)):
         return scales[1:2]
     short = float(gaps.kthvalue(1 + len(gaps) // 10).values)
-    telling = own.mean().exp() * scales >= LEAST_SCALE * short
+    telling = own.mean().exp() * scales >= defaults.LEAST_SCALE * short
     return scales[: max(2, int(telling.sum()))]
 
 
@@ -209,7 +193,9 @@ class CommonClimb(Climb):
         """The likelier of the kernels as they are and of long ones, whose functions are lines."""
         if parameters is None:
             parameters = self.likelihood.initial(self._origin)
-        starts = [torch.cat([torch.tensor(ab), parameters]) for ab in ((0.0, 0.0), LONG_START)]
+        starts = [
+            torch.cat([torch.tensor(ab), parameters]) for ab in ((0.0, 0.0), defaults.LONG_START)
+        ]
         return min(starts, key=lambda place: self.loss({"place": place})[0])
 
     def bounds(self, start: Tensor) -> tuple[Tensor, Tensor]:
@@ -242,8 +228,8 @@ class CommonClimb(Climb):
         whole = slope["place"]
         shared = self._groups.double() @ whole[: len(self._origin)]
         z = place - torch.cat([place.new_zeros(2), self.likelihood.initial(self._origin)])
-        precision = torch.full_like(z, NOISE_LOG_SD**-2)
-        precision[:2] = COMMON_LOG_SD**-2
+        precision = torch.full_like(z, defaults.NOISE_LOG_SD**-2)
+        precision[:2] = defaults.COMMON_LOG_SD**-2
         scale = 1 / self.objective.total
         value += 0.5 * scale * float(precision @ z.square())
         gradient = torch.cat([shared, whole[self._likelihood]]) + scale * precision * z
@@ -266,7 +252,7 @@ def climb_columns(
     if it has `stopped`.
     """
     together = None
-    if objective.total <= FEW_ADDITIVE_ROWS:
+    if objective.total <= defaults.FEW_ADDITIVE_ROWS:
         climb = CommonClimb(prior, objective, likelihood)
         together = climb.run(climb.start(), **ends)
         prior = together.components
@@ -276,10 +262,10 @@ def climb_columns(
         kernels, parameters = together.components, together.parameters
     elif parameters is None:
         parameters = likelihood.initial(torch.empty(0, dtype=torch.float64))
-        parameters += math.log(PRIOR_START_NOISE) * likelihood.is_gaussian
+        parameters += math.log(defaults.PRIOR_START_NOISE) * likelihood.is_gaussian
     options: dict[str, Any] = {"parameters": parameters, "amplitudes": True, **ends}
     apart = maximise(kernels, objective, likelihood, prior=prior, **options)
     if together is None:
         return apart
     gain = evidence_at(apart, objective, likelihood) - evidence_at(together, objective, likelihood)
-    return apart if gain >= COLUMN_NATS * len(kernels) else together
+    return apart if gain >= defaults.COLUMN_NATS * len(kernels) else together

@@ -45,23 +45,7 @@ from skgp.inference.markov.series import Series, make_series
 from skgp.kernels.defaults import TREND_START
 from skgp.kernels.sde import Dynamics, StateSpace, state_space
 from skgp.kernels.series_parts import SeriesParts, total
-from skgp.learning.markov.defaults import (
-    CELLS_A_CYCLE,
-    LEAST_CYCLES,
-    LEAST_EXPLAINED,
-    LEAST_WEIGHT,
-    MAX_SEASONS,
-    MAX_WITHIN,
-    PART_CHANCE,
-    PEAK_CHANCE,
-    SCORE_OUTLOOK,
-    SEASON_LEAST_ROWS,
-    SNAP_TO_PERIOD,
-    STIFF_CYCLES,
-    STRUCTURE_ROWS,
-    TREND_LEAST_ROWS,
-    WAVE_ROWS,
-)
+from skgp.learning.markov import defaults
 from skgp.learning.markov.objectives import Component, GaussianEvidence, Objective
 from skgp.learning.markov.scoring import promised_gain, short_climb
 from skgp.learning.markov.search import Search
@@ -103,7 +87,7 @@ def with_structure(
     noise is Gaussian.
     """
     n, make = len(series.times), parts_of(series)
-    if not (make.span and SEASON_LEAST_ROWS <= n <= STRUCTURE_ROWS):
+    if not (make.span and defaults.SEASON_LEAST_ROWS <= n <= defaults.STRUCTURE_ROWS):
         return Structure(best)
 
     def cost(part: Component) -> float:
@@ -128,12 +112,12 @@ def with_structure(
     trending = max(trending, wandering, key=criterion)
     backgrounds = Backgrounds(trending, n, likelihood)
     trending, seasons = _with_seasons(trending, trend, series, backgrounds, climb, criterion)
-    if n < TREND_LEAST_ROWS:  # :mod:`.averaging` has lines beneath the process
+    if n < defaults.TREND_LEAST_ROWS:  # :mod:`.averaging` has lines beneath the process
         waves = climb(total([best.kernel, *seasons]), best.parameters) if seasons else best
         return Structure(max(best, waves, key=criterion))
     best, still = _stationary(best, seasons, series, climb, criterion)
     noise, first, short = float(trending.parameters[0].exp()), trending, make.short()
-    hoped = SCORE_OUTLOOK * promised_gain(first, Component(short), objective)
+    hoped = defaults.SCORE_OUTLOOK * promised_gain(first, Component(short), objective)
     hoped += criterion(first) - cost(Component(short))
     slope = 0.5 * math.log(TREND_START)
     for part in (short, make.rough(noise)):
@@ -142,7 +126,7 @@ def with_structure(
             found = climb(first.kernel + part, first.parameters, least)
             trending = max(trending, found, key=criterion)
     odds = criterion(trending) + slope - criterion(still)
-    if abs(odds) > -math.log(LEAST_WEIGHT):
+    if abs(odds) > -math.log(defaults.LEAST_WEIGHT):
         return Structure(trending if odds > 0 else best)
     pair = (trending, still) if odds > 0 else (still, trending)
     return Structure(*pair, 1 / (1 + math.exp(abs(odds))))
@@ -215,7 +199,7 @@ class Backgrounds:
         found, n, parts = self.fitted(series), len(series.times), parts_of(series)
         if self._stiff is None:
             make = replace(parts, variance=1.0)
-            kernels = [make.line() + make.wander_to(each, n) for each in STIFF_CYCLES]
+            kernels = [make.line() + make.wander_to(each, n) for each in defaults.STIFF_CYCLES]
             self._stiff = [state_space(kernel) for kernel in kernels]
         pairs = [(_scaled(each, parts.variance), parts.variance) for each in self._stiff]
         return [(found.components[0].dynamics(), float(found.parameters[0].exp())), *pairs]
@@ -279,7 +263,7 @@ def propose_seasons(
     """
     times = series.times.cpu().numpy()
     y = (series.totals / series.counts).cpu().numpy()
-    if len(times) < SEASON_LEAST_ROWS or not y.std():
+    if len(times) < defaults.SEASON_LEAST_ROWS or not y.std():
         return
     t = times - times[0]
 
@@ -295,8 +279,8 @@ def propose_seasons(
     step = float(np.median(gaps[gaps > 0]))
     design = parabola(t)
     rest, found = y - design @ np.linalg.lstsq(design, y, rcond=None)[0], list[Season]()
-    floor = LEAST_EXPLAINED * rest.var()
-    for _ in range(MAX_SEASONS):
+    floor = defaults.LEAST_EXPLAINED * rest.var()
+    for _ in range(defaults.MAX_SEASONS):
         known = [season.period for season in found]
         shown = _strongest(t, rest, known, step, behind)
         if len(known) == 1 and not (shown and _is_multiple(1 / shown[0], known[0], t[-1])):
@@ -326,7 +310,7 @@ def _strongest(
         return None
     peak = frequencies[score.argmax()]
     # The strongest may be a harmonic itself, of what two tests may show.
-    least, whole = -math.log(PART_CHANCE), [peak / m for m in (3, 2)]
+    least, whole = -math.log(defaults.PART_CHANCE), [peak / m for m in (3, 2)]
     whole = [f for f in whole if stands_out(frequencies, gain, f, t[-1], least)]
     frequency = next(iter(whole), peak)
     orders = [1]
@@ -340,7 +324,10 @@ def _strongest(
 def _is_multiple(period: float, of: float, span: float) -> bool:
     """Whether a period is a few of another, to the resolution."""
     whole = round(period / of)
-    return 2 <= whole <= MAX_WITHIN and abs(1 / period - 1 / (whole * of)) < SNAP_TO_PERIOD / span
+    return (
+        2 <= whole <= defaults.MAX_WITHIN
+        and abs(1 / period - 1 / (whole * of)) < defaults.SNAP_TO_PERIOD / span
+    )
 
 
 def _longer(
@@ -352,9 +339,9 @@ def _longer(
     Together they have to be as improbable as a peak, one of them too, at the price of a parameter.
     """
     waves, found = Waves(*cell_means(t, rest), behind), None
-    best = math.log((MAX_WITHIN - 1) / PEAK_CHANCE)
-    least = max(-math.log(PART_CHANCE), 0.5 * math.log(len(t)))
-    most = min(MAX_WITHIN, int((t[-1] + step) / (LEAST_CYCLES * period)))
+    best = math.log((defaults.MAX_WITHIN - 1) / defaults.PEAK_CHANCE)
+    least = max(-math.log(defaults.PART_CHANCE), 0.5 * math.log(len(t)))
+    most = min(defaults.MAX_WITHIN, int((t[-1] + step) / (defaults.LEAST_CYCLES * period)))
     for whole in range(2, most + 1):
         orders = np.arange(1, whole)  # those below the first of the period
         gain, each = waves.gain_together(orders / (whole * period))
@@ -371,12 +358,14 @@ def _with_hidden(
 
     Of many points only those that cells show.
     """
-    if len(t) > WAVE_ROWS:
-        most = min(most, int(WAVE_ROWS / (CELLS_A_CYCLE * frequency * t[-1])))
+    if len(t) > defaults.WAVE_ROWS:
+        most = min(most, int(defaults.WAVE_ROWS / (defaults.CELLS_A_CYCLE * frequency * t[-1])))
     others = [j for j in range(2, most + 1) if j not in orders]
     if not others:
         return orders
     left = without_waves(t, y, frequency, orders)[0]
     gain = gains_of(*cell_means(t, left), frequency * np.array(others), behind)
-    more = [j for j, each in zip(others, gain, strict=True) if each > -math.log(PART_CHANCE)]
+    more = [
+        j for j, each in zip(others, gain, strict=True) if each > -math.log(defaults.PART_CHANCE)
+    ]
     return sorted(orders + more)

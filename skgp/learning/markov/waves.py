@@ -45,24 +45,7 @@ from torch import Tensor
 from skgp.inference.markov.columns import DenseColumns, SeriesColumns, columns_of
 from skgp.inference.markov.series import Series
 from skgp.kernels.sde import Dynamics
-from skgp.learning.markov.defaults import (
-    CELLS_A_CYCLE,
-    FEW_WAVES,
-    LEAST_CYCLES,
-    MAX_SEASON_HARMONICS,
-    MAX_WITHIN,
-    NEIGHBOURHOOD,
-    OVERSAMPLED,
-    PEAK_CHANCE,
-    ROUGH_GAIN,
-    SNAP_TO_PERIOD,
-    SNAP_TO_STEP,
-    STIFF_CYCLES,
-    UNMODELLED,
-    WAVE_ENTRIES,
-    WAVE_ROWS,
-    WAVES_AN_OCTAVE,
-)
+from skgp.learning.markov import defaults
 
 _ROUNDING = 1e-12  # mathematical: of sums of squares
 Behind = Callable[[np.ndarray, np.ndarray], tuple[Series, list[tuple[Dynamics, float]]]]
@@ -74,10 +57,10 @@ def gains_of(t: np.ndarray, y: np.ndarray, frequencies: np.ndarray, behind: Behi
     Of many, which are a grid, a rough gain says which may matter.
     """
     waves = Waves(t, y, behind)
-    if len(frequencies) <= FEW_WAVES:
+    if len(frequencies) <= defaults.FEW_WAVES:
         return waves.gains(frequencies)
     found = waves.rough_gains(frequencies)
-    exact = (found > ROUGH_GAIN) | (frequencies * t[-1] <= STIFF_CYCLES[-1])
+    exact = (found > defaults.ROUGH_GAIN) | (frequencies * t[-1] <= defaults.STIFF_CYCLES[-1])
     found[exact] = waves.gains(frequencies[exact])
     return found
 
@@ -135,7 +118,7 @@ class Waves:
 
     def rough_gains(self, frequencies: np.ndarray) -> np.ndarray:
         """Of a grid (f,): cosine and sine orthogonal and alike, their size between some waves'."""
-        size, apart = len(frequencies), 1 / WAVES_AN_OCTAVE
+        size, apart = len(frequencies), 1 / defaults.WAVES_AN_OCTAVE
         knots = np.unique(np.exp2(np.arange(0, math.log2(size), apart)).astype(int)) - 1
         knots = np.append(knots, size - 1)
         sums = [A + B for _, _, A, B, *_ in self._products(frequencies[knots])]
@@ -153,7 +136,7 @@ class Waves:
 
     def _products(self, frequencies: np.ndarray) -> Iterator[tuple[Tensor, ...]]:
         """Those of `_likelihood_ratio`, (b, f) each, in parts."""
-        size, since = max(1, WAVE_ENTRIES // len(self._since)), self._since[:, None]
+        size, since = max(1, defaults.WAVE_ENTRIES // len(self._since)), self._since[:, None]
         for some in torch.from_numpy(2 * math.pi * frequencies).split(size):
             phase = since * some
             waves = torch.cat([self._series.y[:, None], phase.cos(), phase.sin()], 1)
@@ -213,17 +196,19 @@ def periodogram(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Frequencies, and what a wave of each gains, in nats."""
     span = t[-1]
-    spacing, lowest = 1 / (OVERSAMPLED * span), LEAST_CYCLES / (span + step)
-    if len(t) <= WAVE_ROWS:
+    spacing, lowest = 1 / (defaults.OVERSAMPLED * span), defaults.LEAST_CYCLES / (span + step)
+    if len(t) <= defaults.WAVE_ROWS:
         # Below the Nyquist frequency, at which the sine is 0.
-        count = min(math.ceil(0.5 / step / spacing) - 1, 2 * OVERSAMPLED * len(t))
+        count = min(math.ceil(0.5 / step / spacing) - 1, 2 * defaults.OVERSAMPLED * len(t))
         frequencies = spacing * np.arange(1, count + 1)
         power = lomb(t, y - y.mean(), frequencies)
         waves = frequencies
     else:
         frequencies, power = _spectrum(t, y, step)
-        waves = frequencies[: int(OVERSAMPLED * WAVE_ROWS / CELLS_A_CYCLE)]
-    gain = _over_neighbours(power) - UNMODELLED
+        waves = frequencies[
+            : int(defaults.OVERSAMPLED * defaults.WAVE_ROWS / defaults.CELLS_A_CYCLE)
+        ]
+    gain = _over_neighbours(power) - defaults.UNMODELLED
     shown = frequencies >= lowest
     waves = waves[waves >= lowest]
     gain, n_waves = gain[shown], len(waves)
@@ -234,12 +219,14 @@ def periodogram(
 
 def cell_means(t: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Of many points those in cells; the times and values, (m,)."""
-    if len(t) <= WAVE_ROWS:
+    if len(t) <= defaults.WAVE_ROWS:
         return t, y
-    cell = (t * (WAVE_ROWS / t[-1])).astype(int).clip(max=WAVE_ROWS - 1)
-    sizes = np.bincount(cell, minlength=WAVE_ROWS)
+    cell = (t * (defaults.WAVE_ROWS / t[-1])).astype(int).clip(max=defaults.WAVE_ROWS - 1)
+    sizes = np.bincount(cell, minlength=defaults.WAVE_ROWS)
     shown = sizes > 0
-    x, means = (np.bincount(cell, each, WAVE_ROWS)[shown] / sizes[shown] for each in (t, y))
+    x, means = (
+        np.bincount(cell, each, defaults.WAVE_ROWS)[shown] / sizes[shown] for each in (t, y)
+    )
     return x, means
 
 
@@ -261,8 +248,8 @@ def with_harmonics(frequencies: np.ndarray, gain: np.ndarray, periods: list[floa
 def n_harmonics(frequency: np.ndarray, periods: list[float]) -> np.ndarray:
     """Of waves beside seasons found: a day that differs over the week shows about seven a week."""
     within = [np.rint(1 / (period * frequency)) for period in periods]
-    within = [np.where(each <= MAX_WITHIN, each, 0.0) for each in within]
-    return MAX_SEASON_HARMONICS + np.max([np.zeros_like(frequency), *within], axis=0)
+    within = [np.where(each <= defaults.MAX_WITHIN, each, 0.0) for each in within]
+    return defaults.MAX_SEASON_HARMONICS + np.max([np.zeros_like(frequency), *within], axis=0)
 
 
 def _spectrum(t: np.ndarray, y: np.ndarray, step: float) -> tuple[np.ndarray, np.ndarray]:
@@ -272,8 +259,8 @@ def _spectrum(t: np.ndarray, y: np.ndarray, step: float) -> tuple[np.ndarray, np
     cell = np.minimum((t * (cells - 1) / span).round().astype(int), cells - 1)
     occupied = np.bincount(cell, minlength=cells).clip(min=1)
     values = np.bincount(cell, y - y.mean(), cells) / occupied
-    power = np.abs(np.fft.rfft(values, OVERSAMPLED * cells)[1:]) ** 2
-    return np.arange(1, len(power) + 1) * (cells - 1) / (span * OVERSAMPLED * cells), power
+    power = np.abs(np.fft.rfft(values, defaults.OVERSAMPLED * cells)[1:]) ** 2
+    return np.arange(1, len(power) + 1) * (cells - 1) / (span * defaults.OVERSAMPLED * cells), power
 
 
 def _over_neighbours(power: np.ndarray) -> np.ndarray:
@@ -284,11 +271,15 @@ def _over_neighbours(power: np.ndarray) -> np.ndarray:
 
 def _background(power: np.ndarray) -> np.ndarray:
     """Running median, of a neighbourhood no wider than the frequency: spectra fall steeply."""
-    width, found = NEIGHBOURHOOD * OVERSAMPLED, np.empty_like(power)
+    width, found = defaults.NEIGHBOURHOOD * defaults.OVERSAMPLED, np.empty_like(power)
     while True:
-        here = slice(min(len(power), 2 * width) if width > OVERSAMPLED else 0, None)
+        here = slice(min(len(power), 2 * width) if width > defaults.OVERSAMPLED else 0, None)
         part = ndimage.median_filter(power, 2 * width + 1, mode="nearest")
-        upper = min(len(power), 4 * width) if width < NEIGHBOURHOOD * OVERSAMPLED else None
+        upper = (
+            min(len(power), 4 * width)
+            if width < defaults.NEIGHBOURHOOD * defaults.OVERSAMPLED
+            else None
+        )
         found[here.start : upper] = part[here.start : upper]
         if not here.start:
             return found
@@ -297,7 +288,7 @@ def _background(power: np.ndarray) -> np.ndarray:
 
 def threshold(n_frequencies: int) -> float:
     """That noise exceeds at one of so many frequencies with a small chance."""
-    return math.log(n_frequencies / OVERSAMPLED / PEAK_CHANCE)
+    return math.log(n_frequencies / defaults.OVERSAMPLED / defaults.PEAK_CHANCE)
 
 
 def stands_out(
@@ -310,7 +301,7 @@ def stands_out(
 
 def refined(t: np.ndarray, y: np.ndarray, peak: float, orders: list[int]) -> float:
     """The frequency, near a peak, that explains most with its harmonics."""
-    some = slice(None, None, max(1, len(t) // WAVE_ROWS))
+    some = slice(None, None, max(1, len(t) // defaults.WAVE_ROWS))
     for width in (0.5, 0.05):  # mathematical: of the resolution
         grid = peak + width / t[-1] * np.linspace(-1, 1, 21)
         grid = grid[grid > 0]
@@ -366,11 +357,11 @@ def snapped(
     for period in periods:
         for overtone in (1, 2, 3):
             whole = max(1, round(overtone / (frequency * period))) * period
-            if abs(overtone / whole - frequency) < SNAP_TO_PERIOD / span:
+            if abs(overtone / whole - frequency) < defaults.SNAP_TO_PERIOD / span:
                 return 1 / whole
     whole = max(1, round(1 / (frequency * step))) * step
-    if not 0 < abs(1 / whole - frequency) < SNAP_TO_STEP / span:
+    if not 0 < abs(1 / whole - frequency) < defaults.SNAP_TO_STEP / span:
         return frequency
-    some = slice(None, None, max(1, len(t) // WAVE_ROWS))
+    some = slice(None, None, max(1, len(t) // defaults.WAVE_ROWS))
     free, rounded = gains_of(t[some], y[some], np.array([frequency, 1 / whole]), behind)
     return 1 / whole if free - rounded < 0.5 * math.log(len(t)) else frequency
