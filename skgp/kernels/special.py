@@ -9,23 +9,8 @@ from scipy import special
 from torch import Tensor
 
 
-def gamma_quantile(alpha: Tensor, level: Tensor) -> Tensor:
-    """Quantiles of Gamma(alpha, 1), alpha a number, at levels (m, 1); gradients flow to alpha."""
-    return _GammaQuantile.apply(alpha, level)
-
-
-def harmonic_weight(z: Tensor, harmonic: Tensor) -> Tensor:
-    """Weights (2 - [k = 0]) exp(-z) I_k(z) of harmonics k (m,), z a number with gradients."""
-    return _HarmonicWeight.apply(z, harmonic)
-
-
-def log_harmonics(z: Tensor, last: int) -> Tensor:
-    """Logarithms of the weights of harmonics 0..last, (last + 1,), up to a common term."""
-    return _LogHarmonics.apply(z, last)
-
-
 class _GammaQuantile(torch.autograd.Function):
-    """Quantile of Gamma(alpha, 1) at given levels, differentiable in alpha."""
+    """Quantiles of Gamma(alpha, 1), alpha a number, at levels (m, 1); gradients flow to alpha."""
 
     @staticmethod
     def forward(ctx, alpha, level):
@@ -49,7 +34,7 @@ def _quantile(alpha: Tensor, level: Tensor, relative_step: float) -> Tensor:
 
 
 class _HarmonicWeight(torch.autograd.Function):
-    """(2 - [k = 0]) exp(-z) I_k(z), differentiable in z."""
+    """Weights (2 - [k = 0]) exp(-z) I_k(z) of harmonics k (m,), z a number with gradients."""
 
     @staticmethod
     def forward(ctx, z, harmonic):
@@ -80,7 +65,7 @@ def _weight_and_slope(z: Tensor, harmonic: Tensor) -> tuple[np.ndarray, np.ndarr
 
 
 class _LogHarmonics(torch.autograd.Function):
-    """log of (2 - [j = 0]) I_j(z), j = 0..last, up to a common term; differentiable in z once."""
+    """Logarithms of (2 - [j = 0]) I_j(z), j = 0..last, up to a common term; differentiable once."""
 
     @staticmethod
     def forward(ctx, z, last):
@@ -162,3 +147,7 @@ def oscillator_series(rho: float) -> tuple[np.ndarray, np.ndarray]:
         G.append((J @ G[-1] + G[-1] @ J.T + source * last) / (n + 1))
         dG.append((J @ dG[-1] + dG[-1] @ J.T + slope * last) / (n + 1))
     return np.stack(G, -1), np.stack(dG, -1)
+
+
+gamma_quantile, harmonic_weight = _GammaQuantile.apply, _HarmonicWeight.apply
+log_harmonics = _LogHarmonics.apply
