@@ -35,12 +35,12 @@ from skgp.estimators._parameters import Auto, StrOptions
 from skgp.estimators._predictive import exponential_covariance
 from skgp.estimators._regression_predictions import RegressionPredictions
 from skgp.estimators.defaults import LOG_LEAST_ROWS, LOG_NATS, LOG_RATIOS, MAX_EXPONENT
-from skgp.inference.markov.averaged import kernel_of, series_of
 from skgp.kernels.scales import capped_weights
 from skgp.learning.markov.defaults import STRUCTURE_ROWS
 from skgp.learning.markov.series_search import Problem, evidence_near
 from skgp.learning.noise_function import NoiseFunction, learn_noise_function, logs_predict_better
 from skgp.likelihoods import Likelihood
+from skgp.models.state_space import kernel_of, series_of
 
 
 class LogScale(RegressionPredictions):

@@ -25,12 +25,12 @@ from skgp.estimators._series_inputs import observed_rows
 from skgp.estimators._state_space_common import StateSpaceMixin
 from skgp.estimators._time import framed
 from skgp.estimators.defaults import NOISE_BOUNDS, SERIES_NOISE
-from skgp.inference.gp_mixture import mixture_log_density, mixture_quantiles
-from skgp.inference.markov.averaged import AveragedState, Exact
+from skgp.inference.gp_mixture import AveragedState, mixture_log_density, mixture_quantiles
 from skgp.inference.markov.inducing import GaussianSums
 from skgp.inference.markov.states import InducingState
 from skgp.kernels import split_noise
 from skgp.linalg.runtime import to_arrays
+from skgp.models.state_space import Exact
 from skgp.optim.stopping import StopRecorder
 
 

@@ -28,12 +28,22 @@ from skgp.estimators.defaults import (
     STREAM_ROWS,
 )
 from skgp.inference.markov.additive_bins import AdditiveStatistics, make_bins
-from skgp.inference.markov.averaged import State, distinct, forms_of, kernel_of, parts_of, series_of
 from skgp.inference.markov.states import InducingState
 from skgp.learning.markov.additive import interaction_of
 from skgp.likelihoods import Likelihood
 from skgp.linalg.runtime import constant, to_arrays
-from skgp.models.state_space import Fit, fit_additive, fit_additive_statistics, fit_series
+from skgp.models.state_space import (
+    Fit,
+    State,
+    distinct,
+    fit_additive,
+    fit_additive_statistics,
+    fit_series,
+    forms_of,
+    kernel_of,
+    parts_of,
+    series_of,
+)
 from skgp.optim.stopping import StopRecorder
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from skgp.data import Data
-from skgp.inference.markov.averaged import AveragedState
+from skgp.inference.gp_mixture import AveragedState
 from skgp.inference.markov.regression import (
     RegressionSeries,
     RegressionState,
