@@ -25,10 +25,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from skgp.linalg.runtime import constant_like, namespace
+from skgp.linalg.runtime import constant_like
 from skgp.linalg.small_matrices import matmul
 
-from .special import lower_gamma, oscillator_series
+from .special import lower_gamma, matern12, matern32, matern52, oscillator_series, rotation
 
 _VANISHED = 800.0  # mathematical: exp(-r) is 0 in float64 from r = 746; greater r count as this
 
@@ -118,8 +118,7 @@ class _Matern12(Primitive):
         Q.neg_()
 
     def correlation(self, r: Any) -> tuple[Any, Any]:
-        e = namespace(r).exp(-r)
-        return e, -r * e
+        return matern12(r)
 
 
 class _Matern32(Primitive):
@@ -147,9 +146,7 @@ class _Matern32(Primitive):
         torch.addcmul(p3, re, e, value=4, out=Q[1, 1])
 
     def correlation(self, r: Any) -> tuple[Any, Any]:
-        e = namespace(r).exp(-r)
-        re = r * e
-        return e + re, -r * re
+        return matern32(r)
 
 
 class _Matern52(Primitive):
@@ -200,8 +197,7 @@ class _Matern52(Primitive):
         Q[1, 0], Q[2, 1], Q[2, 0] = Q[0, 1], Q[1, 2], Q[0, 2]
 
     def correlation(self, r: Any) -> tuple[Any, Any]:
-        e, third = namespace(r).exp(-r), r * r / 3
-        return (1 + r + third) * e, -third * (1 + r) * e
+        return matern52(r)
 
 
 class _Rotation(Primitive):
@@ -222,8 +218,7 @@ class _Rotation(Primitive):
         Q.zero_()
 
     def correlation(self, r: Any) -> tuple[Any, Any]:
-        xp = namespace(r)
-        return xp.cos(r), -r * xp.sin(r)
+        return rotation(r)
 
 
 class _Line(Primitive):

@@ -1,12 +1,15 @@
-"""Special functions: of spectra and Fourier series, differentiable; incomplete gammas; a series."""
+"""Special functions: of spectra and Fourier series, incomplete gammas, correlations, a series."""
 
 import math
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 import torch
 from scipy import special
 from torch import Tensor
+
+from skgp.linalg.runtime import namespace
 
 
 class _GammaQuantile(torch.autograd.Function):
@@ -128,6 +131,54 @@ def _horner(x: Tensor, coefficients: list[float], out: Tensor) -> Tensor:
     for c in reversed(coefficients[:-1]):
         out.mul_(x).add_(c)
     return out
+
+
+# ---- correlations c(r) and r c'(r) of arrays or tensors r, in place: new memory takes longer
+
+
+def matern12(r: Any) -> tuple[Any, Any]:
+    """Of exp(-r)."""
+    e = _decay(r)
+    slope = r * e
+    slope *= -1.0
+    return e, slope
+
+
+def matern32(r: Any) -> tuple[Any, Any]:
+    """Of (1 + r) exp(-r)."""
+    e = _decay(r)
+    re = r * e
+    e += re
+    re *= r
+    re *= -1.0
+    return e, re
+
+
+def matern52(r: Any) -> tuple[Any, Any]:
+    """Of (1 + r + r^2 / 3) exp(-r)."""
+    e, third = _decay(r), r * r
+    linear = r * e
+    linear += e
+    third *= 1 / 3
+    e *= third
+    e += linear
+    third *= linear
+    third *= -1.0
+    return e, third
+
+
+def rotation(r: Any) -> tuple[Any, Any]:
+    """Of cos(r)."""
+    xp = namespace(r)
+    slope = xp.sin(r)
+    slope *= r
+    slope *= -1.0
+    return xp.cos(r), slope
+
+
+def _decay(r: Any) -> Any:
+    e = -r
+    return namespace(r).exp(e, out=e)
 
 
 @lru_cache(maxsize=64)
