@@ -156,15 +156,14 @@ def matern32(r: Any) -> tuple[Any, Any]:
 
 def matern52(r: Any) -> tuple[Any, Any]:
     """Of (1 + r + r^2 / 3) exp(-r)."""
-    e, third = _decay(r), r * r
-    linear = r * e
-    linear += e
-    third *= 1 / 3
-    e *= third
-    e += linear
-    third *= linear
-    third *= -1.0
-    return e, third
+    e, linear, slope = _decay(r), 1 + r, r * r
+    slope /= 3
+    value = linear + slope
+    value *= e
+    slope *= linear
+    slope *= e
+    slope *= -1.0
+    return value, slope
 
 
 def rotation(r: Any) -> tuple[Any, Any]:
