@@ -112,6 +112,20 @@ class Data(TensorState):
         scatter = None if found.weight is None else torch.zeros_like(found.weight)
         return Data(X, y.reshape(-1, *self.y.shape[1:]), found.weight, scatter, *offset)
 
+    def joined(self, other: "Data") -> "Data":
+        """These and others, of weight 1 and offset 0 where one of the two has none."""
+        pair = self, other
+        found = Data(torch.cat([each.X for each in pair]), torch.cat([each.y for each in pair]))
+        for name, start, shape in (("weight", 1.0, ()), ("offset", 0.0, (1,))):
+            parts = [getattr(each, name) for each in pair]
+            if any(part is not None for part in parts):
+                filled = [
+                    each.X.new_full((len(each), *shape), start) if part is None else part
+                    for each, part in zip(pair, parts, strict=True)
+                ]
+                found = replace(found, **{name: torch.cat(filled)})
+        return found
+
     def some(self, size: int, generator: torch.Generator) -> "Data":
         """At most `size` observations at random, in their order."""
         return self.take(random_rows(len(self), size, generator).sort().values)

@@ -91,8 +91,8 @@ class BaseGPClassifier(ClassifierMixin, ClassificationData):
     moderation_ : float
         Probabilities average over f with this factor of its posterior variance; 0 takes f at its
         mean.
-    interrupted_ : bool
-        Whether Ctrl-C stopped the fit.
+    offset_ : ndarray of shape (1,) or (n_classes,)
+        Prior means of the latent functions, which predict the base rates.
     """
 
     moderation_: float

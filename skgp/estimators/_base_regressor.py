@@ -89,8 +89,6 @@ class BaseGPRegressor(RegressionPredictions):
     noise_variance_ : float or ndarray of shape (t,)
         Variance of the observation noise, in squared units of y; infinite for Student-t noise of
         two degrees of freedom or fewer. Counts have none.
-    interrupted_ : bool
-        Whether Ctrl-C stopped the fit.
     """
 
     _parameter_constraints: dict[str, list[Any]] = {

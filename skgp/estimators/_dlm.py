@@ -12,8 +12,8 @@ from skgp.estimators._base_classifier import StreamingGPClassifier
 from skgp.estimators._base_regressor import LikelihoodGPRegressor, StreamingGPRegressor
 from skgp.estimators._dlm_common import SparseGPMixin
 from skgp.estimators._fitting import FitSession
+from skgp.estimators._log_scale import VaryingNoise
 from skgp.estimators._parameters import StrOptions, keep_parameters
-from skgp.estimators._varying_noise import VaryingNoise
 from skgp.kernels.expression import split_noise
 from skgp.learning.calibration import FEW_ROWS_COUPLING, best_calibration, left_out_moments
 from skgp.learning.defaults import FEW_ROWS
@@ -43,12 +43,9 @@ class DLMGPRegressor(SparseGPMixin, VaryingNoise, LikelihoodGPRegressor, Streami
     objective : {"log_loss", "square_loss", "elbo", "fitc"}, default="log_loss"
         What to minimise; all but the first two are for comparison. "square_loss" is the best for
         the error of the mean; its variances are those of a GP of the same mean, scaled to
-        leave-one-out residuals. "square_loss" and "fitc" want Gaussian noise.
-    beta : float or "auto", default=1.0
-        Weight of the KL divergence. "auto" chooses among 8, 4, ..., 0.015 by held-out data, along a
-        path of warm starts from 1 down and up, which costs three to five single fits. Without
-        effect on "fitc".
-    {likelihood, link}
+        leave-one-out residuals. "square_loss" and "fitc" want Gaussian noise, and "fitc" has no
+        `beta`.
+    {beta, likelihood, link}
     n_inducing : int or "auto", default="auto"
         Number of inducing points M; lowered to the number of distinct inputs, with a warning.
         "auto" with Gaussian noise and ``beta=1`` is, up to 3000 distinct inputs, the exact GP (M is
@@ -56,34 +53,23 @@ class DLMGPRegressor(SparseGPMixin, VaryingNoise, LikelihoodGPRegressor, Streami
         greatest evidence), and beyond 200, 400 or 800, more while held-out observations gain by
         them. Otherwise, where q has no closed form, it is 200.
     {inducing, init, hyperparameters, gradient, n_gradient_samples, degrees_of_freedom}
-    {heteroscedastic, warp_inputs, optimizer, normalize_y, max_iter}
-    tol : float, default=1e-6
-        Relative fall of the objective in an iteration below which to stop, 1e5 / n times as much
-        with few observations: n at most `n_inducing` (twice that for counts), and 500.
-    {learning_rate}
+    {heteroscedastic, warp_inputs, optimizer, normalize_y, max_iter, tol, learning_rate}
     batch_size : int or None, default=None
         Observations of a minibatch. None takes all observations at once while n M is below 1e6 (1e7
         for q alone), and beyond that 4 M, at least 1000. Closed forms take no minibatches.
-    warm_start : bool, default=False
-        Start from the hyper-parameters, points and posterior of the last fit. Another kernel,
-        likelihood, number of points or of columns begins anew.
-    {early_stopping, validation_fraction, random_state, device, dtype, n_jobs, memory_budget}
-    {verbose}
+    {warm_start, early_stopping, validation_fraction, random_state, device, dtype, n_jobs}
+    {memory_budget, verbose}
 
     Attributes
     ----------
-    {kernel_, input_powers_}
-    {inducing_points_, n_inducing_, beta_, beta_path_}
+    {kernel_, input_powers_, inducing_points_, n_inducing_, beta_, beta_path_}
     noise_variance_ : float
         In squared units of y; none for counts.
     {likelihood_scale_, degrees_of_freedom_}
     loss_ : float
         The objective's value, in nats of the standardised targets, summed over the observations.
-    {elbo_, validation_loss_, n_iter_, history_, interrupted_, n_features_in_}
-    {feature_names_in_}
-    y_mean_, y_scale_ : float
-        Mean and standard deviation of the targets, for Student-t noise of those that are no gross
-        outliers.
+    {elbo_, validation_loss_, n_iter_, history_, interrupted_, n_features_in_, feature_names_in_}
+    {y_mean_}
 
     See Also
     --------
@@ -249,38 +235,24 @@ class DLMGPClassifier(SparseGPMixin, StreamingGPClassifier):
         length scale a column, or of many one for all; up to 500 observations by labels left out.
     objective : {"log_loss", "elbo"}, default="log_loss"
         What to minimise; the second is for comparison and for streams.
-    beta : float or "auto", default=1.0
-        Weight of the KL divergence. "auto" chooses among 8, 4, ..., 0.015 by held-out data, along a
-        path of warm starts from 1 down and up, which costs three to five single fits.
+    {beta}
     likelihood : {"probit", "logit"}, default="probit"
         The link g. Averages of the first over f have a closed form.
     n_inducing : int or "auto", default="auto"
         Number of inducing points M; lowered to the number of distinct inputs, with a warning.
         "auto" is 200, or the number of distinct inputs.
-    {inducing, init, hyperparameters, gradient, n_gradient_samples}
-    {warp_inputs, class_weight, optimizer}
-    {max_iter}
-    tol : float, default=1e-6
-        Relative fall of the objective in an iteration below which to stop, 1e5 / n times as much
-        with few observations: n at most 2 `n_inducing`, and 500.
-    {learning_rate}
+    {inducing, init, hyperparameters, gradient, n_gradient_samples, warp_inputs, class_weight}
+    {optimizer, max_iter, tol, learning_rate}
     batch_size : int or None, default=None
         Observations of a minibatch. None takes all observations at once while n M, times the number
         of classes beyond two, is below 1e6 (1e7 for q alone).
-    warm_start : bool, default=False
-        Start from the hyper-parameters, points and posterior of the last fit. Another kernel,
-        likelihood, number of points or of columns, or set of classes begins anew.
-    {early_stopping, validation_fraction, random_state, device, dtype, n_jobs, memory_budget}
-    {verbose}
+    {warm_start, early_stopping, validation_fraction, random_state, device, dtype, n_jobs}
+    {memory_budget, verbose}
 
     Attributes
     ----------
     classes_ : ndarray of shape (n_classes,)
-    {kernel_, input_powers_}
-    {inducing_points_, n_inducing_}
-    offset_ : ndarray of shape (1,) or (n_classes,)
-        Prior means of the latent functions.
-    {beta_, beta_path_}
+    {kernel_, input_powers_, inducing_points_, n_inducing_, offset_, beta_, beta_path_}
     loss_ : float
         The objective's value, in nats, summed over the observations, and over the classes beyond
         two.

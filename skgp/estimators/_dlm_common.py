@@ -44,6 +44,9 @@ class SparseGPMixin(WarpedInputs):
 
     Parameters
     ----------
+    beta : float or "auto", default=1.0
+        Weight of the KL divergence. "auto" chooses among 8, 4, ..., 0.015 by held-out data, along a
+        path of warm starts from 1 down and up, which costs three to five single fits.
     inducing : {"learned", "fixed"}, default="learned"
         Whether the points move.
     init : {"k-means", "random", "greedy"}, default="k-means"
@@ -63,8 +66,14 @@ class SparseGPMixin(WarpedInputs):
     max_iter : int, default=200
         Iterations over all observations at once, or pairs of steps with minibatches, of each part
         of the fit.
+    tol : float, default=1e-6
+        Relative fall of the objective in an iteration below which to stop, 1e5 / n times as much
+        with few observations: n at most `n_inducing` (twice that for counts and labels), and 500.
     learning_rate : float or None, default=None
         Of minibatches; None for a default that suits.
+    warm_start : bool, default=False
+        Start from the hyper-parameters, points and posterior of the last fit. Another kernel,
+        likelihood, number of points or of columns, or set of classes begins anew.
     early_stopping : bool or "auto", default="auto"
         Whether observations are held out to say when a joint search stops, which could overfit; q
         then learns from all observations. "auto" does from 100 observations and more than two an

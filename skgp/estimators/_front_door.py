@@ -19,6 +19,7 @@ from sklearn.gaussian_process.kernels import RBF, ConstantKernel, Kernel, WhiteK
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import validate_data
 
+from skgp.estimators import defaults
 from skgp.estimators._fitting import FitSession
 from skgp.estimators._kernels import noise_on_top
 from skgp.estimators._parameters import (
@@ -29,14 +30,6 @@ from skgp.estimators._parameters import (
 )
 from skgp.estimators._predictive import is_constant
 from skgp.estimators._validation import is_valid, told_of_text
-from skgp.estimators.defaults import (
-    CALLED_MATRICES,
-    EXACT_MATRICES,
-    EXACT_ROWS,
-    MANY_PLACES,
-    NOISE_BOUNDS,
-    PLACES,
-)
 from skgp.kernels.expression import split_noise
 from skgp.kernels.scales import inverse_length_scales
 from skgp.kernels.sde import has_state_space
@@ -156,19 +149,22 @@ def _by_size(
 ) -> tuple[str, str]:
     """The method that n observations of d columns take by "auto", and why."""
     count = f"{n} observations are"
-    if has_exact and n <= EXACT_ROWS:
-        return "exact", f"{count} no more than {EXACT_ROWS}"
-    why = f"{count} more than {EXACT_ROWS}" if has_exact else f"likelihood={likelihood!r}"
+    if has_exact and n <= defaults.EXACT_ROWS:
+        return "exact", f"{count} no more than {defaults.EXACT_ROWS}"
+    why = f"{count} more than {defaults.EXACT_ROWS}" if has_exact else f"likelihood={likelihood!r}"
     if likelihood == "laplace":
         return "qsgp", why
     if d == 1 and not several and (kernel is None or has_state_space(split_noise(kernel)[0])):
         return "state_space", f"{why}, and X has one column"
     if not has_exact:
         return "neighbors", why
-    if likelihood in LINKS and d <= PLACES:
-        return "neighbors", f"{why}, and X has no more than {PLACES} columns"
-    if n > MANY_PLACES and d <= PLACES and _has_one_distance(kernel, d):
-        return "vecchia", f"{count} more than {MANY_PLACES}, of no more than {PLACES} columns"
+    if likelihood in LINKS and d <= defaults.PLACES:
+        return "neighbors", f"{why}, and X has no more than {defaults.PLACES} columns"
+    if n > defaults.MANY_PLACES and d <= defaults.PLACES and _has_one_distance(kernel, d):
+        return (
+            "vecchia",
+            f"{count} more than {defaults.MANY_PLACES}, of no more than {defaults.PLACES} columns",
+        )
     return "qsgp", f"{why}, and X has {d} column{'s' if d > 1 else ''}"
 
 
@@ -189,7 +185,7 @@ def regressor_of(estimator: Any, y: np.ndarray, alpha: float) -> tuple[Any, floa
     std = float(np.where(is_constant(std, y), 0.0, std).max())
     scale = 1.0 if estimator.normalize_y or std == 0 else std
     # Below the least noise that default kernels allow it only makes matrices invertible.
-    is_noise = estimator.likelihood == "gaussian" and alpha > NOISE_BOUNDS[0] * scale**2
+    is_noise = estimator.likelihood == "gaussian" and alpha > defaults.NOISE_BOUNDS[0] * scale**2
     noise = alpha if is_noise else 0.0
     if noise:
         kernel = ConstantKernel() * RBF() if kernel is None else kernel
@@ -321,9 +317,9 @@ def check_exact_memory(kernel: Any, X: Any, *, learns: bool) -> None:
 
     A kernel that is called returns all its derivatives at once.
     """
-    n, count, remedy = len(X), EXACT_MATRICES, ""
+    n, count, remedy = len(X), defaults.EXACT_MATRICES, ""
     if learns and kernel.n_dims and is_called(kernel, X):
-        count += CALLED_MATRICES * kernel.n_dims
+        count += defaults.CALLED_MATRICES * kernel.n_dims
         remedy = "register the kernel by skgp.kernels.register_kernel, set optimizer=None, "
     require_memory(
         8.0 * count * n**2,

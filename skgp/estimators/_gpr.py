@@ -88,8 +88,7 @@ class GaussianProcessRegressor(RegressorPredictions, MultiOutputMixin, Regressor
         The method taken.
     reason_ : str
         Why.
-    kernel_ : Kernel
-        With the hyper-parameters learned.
+    {kernel_}
     log_marginal_likelihood_value_ : float
         In nats, of "exact", and of other methods where they have it.
     X_train_ : ndarray of shape (n, d) or list of object

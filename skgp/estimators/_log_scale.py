@@ -3,7 +3,7 @@ r"""Regressors that model :math:`y = f + \varepsilon`, or :math:`\log y = f + \v
 The latter is for positive targets whose noise grows with their level, as prices, sizes, durations
 and concentrations. z is then the standardised logarithm, and what is observed is log-normal. Given
 "auto" the data decide: of some observations each is predicted from all others on either scale
-(:mod:`skgp.learning.log_targets`).
+(:mod:`skgp.learning.noise_function`).
 
 With mean m and variance v of log y the median of y is :math:`e^m`, its mean :math:`e^{m + v / 2}`,
 and its standard deviation :math:`e^{m + v} \sqrt{1 - e^{-v}}`. Far ahead the mean is what the least
@@ -13,21 +13,34 @@ likely growth makes it, and with a variance that is averaged over it is none. Wh
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import ArrayLike
+from sklearn.gaussian_process.kernels import Kernel
+from sklearn.utils.validation import check_is_fitted
 
 from skgp.data import Data
 from skgp.estimators import defaults
 from skgp.estimators._base import arrays, to_tensor
+from skgp.estimators._blocks import over_rows
+from skgp.estimators._fitting import within_limits
 from skgp.estimators._functions import FourArrays
 from skgp.estimators._kernels import default_kernels
+from skgp.estimators._parameters import Auto, StrOptions
 from skgp.estimators._predictive import exponential_covariance
 from skgp.estimators._regression_predictions import RegressionPredictions
-from skgp.estimators.defaults import MAX_EXPONENT
+from skgp.estimators.defaults import LOG_LEAST_ROWS, LOG_NATS, LOG_RATIOS, MAX_EXPONENT
 from skgp.kernels.scales import capped_weights
-from skgp.learning.log_targets import logs_predict_better
+from skgp.learning.markov.defaults import STRUCTURE_ROWS
+from skgp.learning.markov.series_search import Problem, evidence_near
+from skgp.learning.noise_function import NoiseFunction, learn_noise_function, logs_predict_better
+from skgp.likelihoods import Likelihood
+from skgp.models.state_space import kernel_of, series_of
 
 
 class LogScale(RegressionPredictions):
@@ -181,3 +194,202 @@ def check_positive_targets(y: np.ndarray, remedy: str) -> None:
             f"y must be positive where log y is modelled; got {y[row].item()!r} in row {row} "
             f"({bad.sum()} of {len(y)} rows are not positive). {remedy}"
         )
+
+
+class VaryingNoise(LogScale):
+    """A regressor with Gaussian noise whose variance may depend on x.
+
+    Parameters
+    ----------
+    heteroscedastic : bool or "auto", default="auto"
+        Whether the variance of Gaussian noise is a function of x (`predict_noise_variance`),
+        learned from the errors of up to 500 observations; f and ``noise_variance_`` are those of
+        constant noise. "auto" does with ``kernel=None`` and `likelihood_` "gaussian", of 100 to
+        5000 observations of one target, where errors left out are clearly likelier then; not of
+        streams, rows in blocks, principal components or relevance vectors.
+    """
+
+    _noise_constraints: dict[str, list[Any]] = {
+        "heteroscedastic": ["boolean", StrOptions({"auto"})]
+    }
+
+    heteroscedastic: bool | Auto
+    #: Of the logarithm of the variance over ``noise_variance_``; None where it is constant.
+    _noise_function: NoiseFunction | None = None
+
+    def _check_parameters(self, *, stream: bool = False) -> None:
+        super()._check_parameters(stream=stream)
+        if self.heteroscedastic is not True:
+            return
+        if self.likelihood not in ("auto", "gaussian") or not self._learns_noise:
+            raise ValueError(
+                f"heteroscedastic=True is of Gaussian noise that is learned; got "
+                f"likelihood={self.likelihood!r}, optimizer={self.optimizer!r} and "
+                f"kernel={self.kernel!r}. Use likelihood='gaussian' and a noise level that is not "
+                "fixed, or heteroscedastic='auto'."
+            )
+        if stream:
+            raise ValueError(
+                "partial_fit has constant noise; got heteroscedastic=True. Use 'auto' or False, or "
+                "fit."
+            )
+
+    def _begin_fit(self, *, informed: bool = True) -> None:
+        super()._begin_fit(informed=informed)
+        self._noise_function = None
+
+    def _choose_scale(self, X: np.ndarray, y: np.ndarray, weight: np.ndarray | None) -> None:
+        if self.heteroscedastic is not True:
+            super()._choose_scale(X, y, weight)
+
+    def _learn_from_errors(self, data: Data, *, stream: bool) -> None:
+        if not stream and self._may_vary(data):
+            self._noise_function = self._learn_noise_function(data)
+
+    def _may_vary(self, data: Data) -> bool:
+        """Whether to ask the errors of a process of constant noise."""
+        if self.heteroscedastic == "auto":
+            asked = self.kernel is None and self._has_gaussian_name and not self._of_log
+            # Between relevance vectors variances of f are too small, and of noise stand for them.
+            asked &= getattr(self, "basis", None) != "relevance"
+            least, most = defaults.NOISE_CHOSEN
+            if not (asked and least <= len(data) <= most):
+                return False
+        elif not self.heteroscedastic:
+            return False
+        projected = getattr(self, "_projection", None) is not None
+        varies = data.y.ndim == 1 and bool(data.y.max() > data.y.min())
+        return varies and self._learns and not projected
+
+    def _learn_noise_function(self, data: Data) -> NoiseFunction | None:
+        # Copies of an observation would predict each other.
+        some = data.merged(any_likelihood=True)
+        some = some.some(defaults.NOISE_ROWS, torch.Generator().manual_seed(0))
+        capped = capped_weights(arrays(some)[1])
+        some = Data(some.X, some.y, None if capped is None else to_tensor(capped))
+        smoother = self._kernels(some)[0] if self.heteroscedastic == "auto" else None
+        return learn_noise_function(self.kernel_, some, smoother)
+
+    # ---- prediction --------------------------------------------------------------------------
+
+    @over_rows
+    @within_limits
+    def predict_noise_variance(self, X: ArrayLike) -> np.ndarray:
+        """Predict the variance of the observation noise at each row of X.
+
+        Parameters
+        ----------
+        X : array-like of shape (n, d)
+
+        Returns
+        -------
+        ndarray of shape (n,) or (n, t)
+            In squared units of y, or of log y: ``noise_variance_`` unless noise is heteroscedastic.
+        """
+        check_is_fitted(self)
+        X = self._validate_prediction(X)
+        variance = np.multiply.outer(np.ones(len(X)), self.noise_variance_)
+        return variance * np.exp(self._offset_at(None, X).get("offset", 0.0))
+
+    def _offset_at(self, exposure: ArrayLike | None, X: np.ndarray) -> dict[str, np.ndarray]:
+        """Of Gaussian noise that varies the logarithm of its factors."""
+        offset, function = super()._offset_at(exposure, X), self._noise_function
+        if function is None:
+            return offset
+
+        def log_noise(rows: np.ndarray) -> np.ndarray:
+            return function(to_tensor(rows), self._noise_variance).numpy()
+
+        return {"offset": self._by_chunks(log_noise, X, 32 * len(function.X))}
+
+    def _noise_gradients(self, X: np.ndarray) -> np.ndarray | float:
+        if self._noise_function is None:
+            return super()._noise_gradients(X)
+        function = self._noise_function
+
+        def gradients(X: np.ndarray) -> np.ndarray:
+            rows = to_tensor(X).clone().requires_grad_()
+            with torch.enable_grad():
+                total = torch.exp(function(rows, self._noise_variance)).sum()
+            return torch.autograd.grad(total, rows)[0].numpy()
+
+        slopes = self._by_chunks(gradients, X, 8 * defaults.GRAPH_COPIES * len(function.X))
+        return self._in_units_of_columns(X, self._noise_variance * slopes)
+
+
+Found = tuple[Kernel, torch.Tensor]
+
+
+class SeriesScale(LogScale):
+    """A regressor in state space that may be of log y, by the evidence of y.
+
+    That of log y is its own less the sum of log y (the Jacobian). The structure found for y tells
+    by a short search whether log y is worth a search of its own.
+
+    Parameters
+    ----------
+    likelihood : str or instance, default="auto"
+        Observation noise: "gaussian"; "lognormal" of positive targets whose trend, seasons and
+        noise grow with their level, log y = f + Gaussian noise; "student_t" of targets with
+        outliers; "poisson" of counts. "auto" is "gaussian", or "lognormal" of a series of 20 to
+        20000 positive targets whose kernel is left to the data, where that is likelier by three
+        nats (`likelihood_`). An instance of a class of ``skgp.likelihoods``, or of your own, learns
+        its free parameters; additive noise is relative to the standardised targets, as the kernel
+        is.
+
+    Attributes
+    ----------
+    noise_variance_ : float
+        In squared units of y, or of log y; none for counts. Of few observations the mean over its
+        posterior.
+    y_mean_, y_scale_ : float
+        Mean and standard deviation of the targets, for Student-t noise of those that are no gross
+        outliers, or of their logarithms.
+    """
+
+    _is_default: Any
+    _place: Any
+    _terms: Any
+    _states: Any
+    _evidence: float
+
+    @property
+    def _chooses_scale(self) -> bool:
+        """Whether the data may decide for log y."""
+        return self.likelihood == "auto" and self._is_default and self._learns
+
+    def _logs_predict_better(self, X: Any, y: Any, sample_weight: Any) -> bool:
+        return False  # the evidence of a structure found for y tells, later
+
+    def _on_better_scale(
+        self,
+        data: Data,
+        likelihood: Likelihood,
+        found: Found,
+        fit: Callable[[SeriesScale, Data], Found],
+    ) -> Found:
+        """Kernel and parameters `found` of y; or those of log y, which the model then is of.
+
+        `fit` gave the former from the model and the standardised data.
+        """
+        y = self._to_y(data.y.numpy())
+        ratio = y.max() / y.min() if y.min() > 0 else 0.0
+        several = self._place is None or data.total < LOG_LEAST_ROWS or len(y) > STRUCTURE_ROWS
+        if several or not LOG_RATIOS[0] <= ratio <= LOG_RATIOS[1]:
+            return found
+        rival = copy.copy(self)
+        rival._of_log = True
+        weight = None if data.weight is None else data.weight.numpy()
+        logs = replace(data, y=to_tensor(rival._target(y, weight)))
+        jacobian = float(data.weighted_sum(to_tensor(np.log(y))))
+        change = data.total * np.log(rival.y_scale_ / self.y_scale_) + jacobian
+        least = self._evidence + change  # that log y is to have
+        (series,) = series_of(replace(logs, y=logs.y[:, None]), self._terms)
+        problem = Problem([series], likelihood, [0.0], self._terms)
+        if evidence_near(problem, kernel_of(self._states[0]), found[1]) < least:
+            return found
+        other = fit(rival, logs)
+        if rival._evidence < least + LOG_NATS:
+            return found
+        self.__dict__.update(rival.__dict__)
+        return other

@@ -35,22 +35,6 @@ from skgp.linalg import warn_caller
 #: Of parameters that the estimator may choose.
 Auto = Literal["auto"]
 
-__all__ = [
-    "Auto",
-    "DescribedEstimator",
-    "Interval",
-    "Option",
-    "StrOptions",
-    "check_likelihood",
-    "is_one_of_many_fits",
-    "keep_parameters",
-    "options",
-    "take_rows",
-    "validated_context",
-    "warn_at_bounds",
-    "warn_of_idle_options",
-]
-
 
 def keep_parameters(estimator: object, given: dict[str, Any]) -> None:
     """Set the arguments of ``__init__`` (its ``locals()``) unchanged, as scikit-learn asks."""
@@ -296,7 +280,7 @@ def _descriptions(found: re.Match, docstrings: list[str]) -> str:
     return "\n".join(entries)
 
 
-__all__ = ["CallbackSupportMixin", "check_sample_weight"]
+__all__ = ["CallbackSupportMixin", "Interval", "StrOptions", "validated_context"]
 
 try:
     from sklearn.callback import CallbackSupportMixin

@@ -300,8 +300,7 @@ class QSGPClassifier(QSGPClassifierFitting):
     moderation_ : float
         Probabilities average over f with this factor of its posterior variance; 0 takes f at its
         mean. Chosen on held-out observations; of up to 200 by leaving out each in turn.
-    offset_ : ndarray of shape (1,) or (n_classes,)
-        Constant parts of the latent functions.
+    {offset_}
     log_marginal_likelihood_value_ : float
         Laplace's approximation, in nats, under the basis used, summed over the latent functions.
         Set where the covariance is full, and for relevance vectors.

@@ -76,6 +76,21 @@ def warn_of_few_rows(n_inducing: int, n_distinct: int) -> None:
         )
 
 
+def warn_of_interaction(estimator: BaseGP, first: int, second: int, gain: float) -> None:
+    """Warn of two columns that act together, which a sum of functions of one each misses.
+
+    What they promise is in nats per observation.
+    """
+    names = getattr(estimator, "feature_names_in_", range(estimator.n_features_in_))
+    kind = "Classifier" if is_classifier(estimator) else "Regressor"
+    warn_caller(
+        f"Columns {names[first]} and {names[second]} of X act together: the model is a sum of "
+        f"functions of one column each, and a function of both promises {gain:.2g} nats per "
+        f"observation more. Use skgp.SWSGP{kind} or skgp.GaussianProcess{kind}, whose kernels take "
+        "all columns."
+    )
+
+
 def cluster_centres(
     data: Data, n_points: int, kernel: Kernel, *, random_state: np.random.RandomState
 ) -> np.ndarray:

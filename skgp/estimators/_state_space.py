@@ -15,26 +15,28 @@ from sklearn.utils.validation import check_is_fitted
 from skgp.blocks import MappedBlocks
 from skgp.data import Data
 from skgp.estimators._base import Backend
-from skgp.estimators._base_regressor import StreamingGPRegressor
+from skgp.estimators._base_regressor import LikelihoodGPRegressor, StreamingGPRegressor
 from skgp.estimators._blocks import over_rows
 from skgp.estimators._fitting import Callback, FitSession, within_limits
 from skgp.estimators._kernels import with_noise
+from skgp.estimators._log_scale import SeriesScale
 from skgp.estimators._parameters import keep_parameters
 from skgp.estimators._series_inputs import observed_rows
-from skgp.estimators._series_scale import SeriesScale
-from skgp.estimators._state_space_states import Exact
+from skgp.estimators._state_space_common import StateSpaceMixin
 from skgp.estimators._time import framed
 from skgp.estimators.defaults import NOISE_BOUNDS, SERIES_NOISE
-from skgp.inference.gp_mixture import mixture_log_density, mixture_quantiles
-from skgp.inference.markov.averaged import AveragedState
+from skgp.inference.gp_mixture import AveragedState, mixture_log_density, mixture_quantiles
 from skgp.inference.markov.inducing import GaussianSums
 from skgp.inference.markov.states import InducingState
 from skgp.kernels import split_noise
 from skgp.linalg.runtime import to_arrays
+from skgp.models.state_space import Exact
 from skgp.optim.stopping import StopRecorder
 
 
-class StateSpaceGPRegressor(SeriesScale, StreamingGPRegressor):
+class StateSpaceGPRegressor(
+    SeriesScale, StateSpaceMixin, LikelihoodGPRegressor, StreamingGPRegressor
+):
     r"""Gaussian process regression of time series and additive models, in O(n).
 
     On one column of X, a Gaussian process whose kernel is the covariance of a linear stochastic
@@ -80,21 +82,15 @@ class StateSpaceGPRegressor(SeriesScale, StreamingGPRegressor):
         observations that come in parts. "auto" takes as many as the length scale learned asks for.
         With several columns, the most distinct values of a column, beyond which they are binned
         (None and "auto": 512).
-    {inducing, batch_size}
-    posterior : {"auto", "mean_field", "joint"}, default="auto"
-        Of several columns: a product of one process a column, which is cheaper, or with the
-        dependence between them. "auto" is "joint" with Gaussian noise or few observations.
-    {likelihood, link, degrees_of_freedom, optimizer, normalize_y, max_iter, tol}
+    {inducing, batch_size, posterior, likelihood, link, degrees_of_freedom, optimizer, normalize_y}
+    {max_iter, tol}
     warm_start : bool, default=False
         Start from the kernel and the likelihood of the last fit. Another kernel, likelihood or
         number of columns begins anew.
     random_state : int, RandomState instance or None, default=None
         Of minibatches and of the observations that stand for those in blocks; other fits draw
         nothing.
-    {device}
-    dtype : {"float64"}, default="float64"
-        Single precision is refused.
-    {n_jobs, memory_budget, verbose}
+    {device, dtype, n_jobs, memory_budget, verbose}
 
     Attributes
     ----------
@@ -107,8 +103,8 @@ class StateSpaceGPRegressor(SeriesScale, StreamingGPRegressor):
     {inducing_points_, time_origin_}
     intercept_ : float
         What `predict_components` leaves of the mean of f, in the units of y, or of log y.
-    {component_kernels_, covariate_kinds_, component_columns_, component_names_}
-    {likelihood_, noise_variance_, likelihood_scale_, degrees_of_freedom_}
+    {component_kernels_, covariate_kinds_, component_columns_, component_names_, likelihood_}
+    {noise_variance_, likelihood_scale_, degrees_of_freedom_}
     n_iter_ : int
     {history_, interrupted_, n_features_in_, feature_names_in_, y_mean_}
 
@@ -167,6 +163,11 @@ class StateSpaceGPRegressor(SeriesScale, StreamingGPRegressor):
     >>> bool(abs(mean[0] - np.sin(8.4)) < 2 * std[0])
     True
     """
+
+    _parameter_constraints: dict = {
+        **LikelihoodGPRegressor._parameter_constraints,
+        **StateSpaceMixin._state_space_constraints,
+    }
 
     def __init__(
         self,
@@ -227,7 +228,7 @@ class StateSpaceGPRegressor(SeriesScale, StreamingGPRegressor):
         with session.stage("solve") as report:
             callback = StopRecorder(report)
 
-            def fit(model: SeriesScale, data: Data) -> tuple[Kernel, torch.Tensor]:
+            def fit(model: Any, data: Data) -> tuple[Kernel, torch.Tensor]:
                 place = given, likelihood, offset, backend, callback
                 return model._fit_states(data, *place, stream=stream)
 
@@ -336,12 +337,12 @@ class StateSpaceGPRegressor(SeriesScale, StreamingGPRegressor):
         mean, var = self._predictive_moments(*to_arrays(*state.past_moments(rows)))
         return self._observed_moments(mean, var)
 
-    predict_interval = framed("lower", "upper")(SeriesScale.predict_interval)
+    predict_interval = framed("lower", "upper")(LikelihoodGPRegressor.predict_interval)
     predict_quantiles = framed(
         "quantile", columns=lambda self, arguments: np.ravel(arguments["quantiles"]).tolist()
-    )(SeriesScale.predict_quantiles)
+    )(LikelihoodGPRegressor.predict_quantiles)
     predict_components = framed("component", columns=lambda self, _: self.component_names_)(
-        SeriesScale.predict_components
+        StateSpaceMixin.predict_components
     )
 
     @property

@@ -8,20 +8,14 @@ import numpy as np
 import torch
 
 from skgp.data import Data
+from skgp.estimators import defaults
 from skgp.estimators._base import Backend, arrays, to_tensor
 from skgp.estimators._base_classifier import StreamingGPClassifier
 from skgp.estimators._fitting import FitSession
 from skgp.estimators._parameters import StrOptions, keep_parameters
 from skgp.estimators._state_space_common import StateSpaceMixin
 from skgp.estimators._time import framed
-from skgp.estimators.defaults import (
-    ADDITIVE_LABEL_GAIN,
-    ADDITIVE_LABEL_NATS,
-    COUPLING_ROWS,
-    LEFT_OUT_ROWS,
-    SERIES_LINK_VARIANCE,
-)
-from skgp.inference.markov.expectations import left_out_moments
+from skgp.inference.markov.sites import left_out_moments
 from skgp.learning.calibration import FEW_ROWS_COUPLING, best_coupling
 
 
@@ -44,10 +38,7 @@ class StateSpaceGPClassifier(StateSpaceMixin, StreamingGPClassifier):
         Degree of a polynomial of time in the mean of f.
     n_inducing : int, "auto" or None, default=None
         As of `StateSpaceGPRegressor`.
-    {inducing, batch_size}
-    posterior : {"auto", "mean_field", "joint"}, default="auto"
-        Of several columns: a product of one process a column, which is cheaper, or with the
-        dependence between them. "auto" is "joint" for few observations.
+    {inducing, batch_size, posterior}
     likelihood : {"logit", "probit"}, default="logit"
         Link from f to a probability.
     class_weight : dict, "balanced" or None, default=None
@@ -62,10 +53,7 @@ class StateSpaceGPClassifier(StateSpaceMixin, StreamingGPClassifier):
         of classes begins anew.
     random_state : int, RandomState instance or None, default=None
         Of the minibatches; without `batch_size` a fit draws none.
-    {device}
-    dtype : {"float64"}, default="float64"
-        Single precision is refused.
-    {n_jobs, memory_budget, verbose}
+    {device, dtype, n_jobs, memory_budget, verbose}
 
     Attributes
     ----------
@@ -78,8 +66,8 @@ class StateSpaceGPClassifier(StateSpaceMixin, StreamingGPClassifier):
         leaves it that of the first call.
     intercept_ : float or ndarray of shape (n_classes,)
         What `predict_components` leaves of the mean of f.
-    {component_kernels_, covariate_kinds_, component_columns_, component_names_}
-    {inducing_points_, time_origin_}
+    {component_kernels_, covariate_kinds_, component_columns_, component_names_, inducing_points_}
+    {time_origin_}
     offset_ : ndarray of shape (c,)
         Prior means of f: the base rates.
     coupling_ : float
@@ -122,7 +110,7 @@ class StateSpaceGPClassifier(StateSpaceMixin, StreamingGPClassifier):
     array(['day', 'night'], dtype='<U5')
     """
 
-    _start_variance = SERIES_LINK_VARIANCE
+    _start_variance = defaults.SERIES_LINK_VARIANCE
     _parameter_constraints: dict = {
         **StreamingGPClassifier._parameter_constraints,
         **StateSpaceMixin._state_space_constraints,
@@ -194,7 +182,7 @@ class StateSpaceGPClassifier(StateSpaceMixin, StreamingGPClassifier):
         self._warn_at_bounds()
 
     def _additive_tol(self, total: float) -> float:
-        return min(ADDITIVE_LABEL_GAIN, ADDITIVE_LABEL_NATS / total)
+        return min(defaults.ADDITIVE_LABEL_GAIN, defaults.ADDITIVE_LABEL_NATS / total)
 
     def _update(self, data: Data, backend: Backend) -> None:
         data = replace(data, y=to_tensor(self._one_vs_rest(data)))
@@ -204,9 +192,9 @@ class StateSpaceGPClassifier(StateSpaceMixin, StreamingGPClassifier):
         """Exponent of the coupling of one-vs-rest probabilities, chosen on held-out rows."""
         if len(self.classes_) == 2:
             return 0.0
-        if (len(X) if weight is None else weight.sum()) < COUPLING_ROWS:
+        if (len(X) if weight is None else weight.sum()) < defaults.COUPLING_ROWS:
             return FEW_ROWS_COUPLING
-        rows = np.linspace(0, len(X) - 1, min(len(X), LEFT_OUT_ROWS)).astype(np.int64)
+        rows = np.linspace(0, len(X) - 1, min(len(X), defaults.LEFT_OUT_ROWS)).astype(np.int64)
         chosen = None if weight is None else to_tensor(weight[rows])
         labels = to_tensor(Y[rows])
         moments = self._latent_moments(X[rows])

@@ -18,30 +18,16 @@ from skgp.estimators._blocks import over_rows
 from skgp.estimators._fitting import within_limits
 from skgp.estimators._kernels import process_kernels
 from skgp.estimators._parameters import Auto, Interval, Option, StrOptions, options
-from skgp.estimators._reduction import warn_of_few_rows
+from skgp.estimators._reduction import warn_of_few_rows, warn_of_interaction
 from skgp.estimators._series_inputs import SeriesInputs
-from skgp.estimators._state_space_states import (
-    State,
-    distinct,
-    forms_of,
-    joined,
-    kernel_of,
-    parts_of,
-    series_of,
-    warn_of_interactions,
-)
 from skgp.estimators._time import IndexedOutput
-from skgp.estimators.defaults import (
-    COLUMN_BINS,
-    LEAST_GPU_SERIES,
-    SERIES_LEAST_GAIN,
-    STREAM_ROWS,
-)
+from skgp.estimators.defaults import COLUMN_BINS, LEAST_GPU_SERIES, SERIES_LEAST_GAIN, STREAM_ROWS
 from skgp.inference.markov.additive_bins import AdditiveStatistics, make_bins
 from skgp.inference.markov.states import InducingState
+from skgp.learning.markov.additive import interaction_of
 from skgp.likelihoods import Likelihood
 from skgp.linalg.runtime import constant, to_arrays
-from skgp.models.state_space import Fit, fit_additive, fit_additive_statistics, fit_series
+from skgp.models import state_space as model
 from skgp.optim.stopping import StopRecorder
 
 
@@ -59,6 +45,9 @@ class StateSpaceMixin(IndexedOutput, SeriesInputs):
         steps of Adam of which `max_iter` are taken at most (some hundreds are usual); all
         observations have the last word on the posterior. None takes all observations in every
         iteration, which costs O(n).
+    posterior : {"auto", "mean_field", "joint"}, default="auto"
+        Of several columns: a product of one process a column, which is cheaper, or with the
+        dependence between them. "auto" is "joint" with Gaussian noise or few observations.
     max_iter : int, default=100
         Iterations of the search of hyper-parameters.
     tol : float, default=1e-7
@@ -67,6 +56,8 @@ class StateSpaceMixin(IndexedOutput, SeriesInputs):
     device : str or torch.device, default="auto"
         Of fit and predictions; "auto" is "cuda" where there is one and several columns, else
         "cpu".
+    dtype : {"float64"}, default="float64"
+        Single precision is refused.
 
     Attributes
     ----------
@@ -110,7 +101,7 @@ class StateSpaceMixin(IndexedOutput, SeriesInputs):
     #: Prior variance of f to start with.
     _start_variance = 1.0
     #: One a latent process.
-    _states: list[State]
+    _states: list[model.State]
     #: Of the largest component.
     _n_states: int
     #: Of an additive model: what later observations join, if it is there.
@@ -130,7 +121,7 @@ class StateSpaceMixin(IndexedOutput, SeriesInputs):
     @property
     def component_kernels_(self) -> list[Kernel]:
         """Kernel of each column of `predict_components`, of the first latent process."""
-        return parts_of(self._states[0], split=True)
+        return model.parts_of(self._states[0], split=True)
 
     @property
     def component_names_(self) -> list[str]:
@@ -220,15 +211,16 @@ class StateSpaceMixin(IndexedOutput, SeriesInputs):
         if not one:
             self._columns = [column for column, part in enumerate(signals) if part is not None]
         kernels = [kernel for kernel in signals if kernel is not None]
-        data = distinct(self._seen(data, backend), self._place)
+        data = model.distinct(self._seen(data, backend), self._place)
         tol = max(self.tol, SERIES_LEAST_GAIN / total, 0.0 if one else self._additive_tol(total))
         search: dict[str, Any] = {"max_iter": self.max_iter, "tol": tol, "callback": callback}
         self._offsets, self._stream = list(offsets), None
         if one:
             search |= {"start": start, **self._series_options(process, backend, stream=stream)}
             terms = self._make_terms(data.X, data.weight, likelihood.is_additive)
-            series = series_of(data, terms)
-            fits = [fit_series(kernels, series, likelihood, offsets=offsets, terms=terms, **search)]
+            series = model.series_of(data, terms)
+            search |= {"offsets": offsets, "terms": terms}
+            fits = [model.fit_series(kernels, series, likelihood, **search)]
         else:
             kept = self._stream_of(data, likelihood) if stream else data
             search |= {"parameters": start, "optimise": self._learns, "prior": prior}
@@ -242,8 +234,11 @@ class StateSpaceMixin(IndexedOutput, SeriesInputs):
         ended = not callback.stopped and all(fit.n_iter < self.max_iter for fit in fits)
         if not one and self._learns and ended:
             learned = likelihood.with_parameters(parameters)
-            warn_of_interactions(self, self._states, self._columns, given_data, learned)
-        kernels = [kernel_of(state) for state in self._states]
+            states: Any = self._states
+            found = interaction_of(states, self._columns, given_data, learned)
+            if found is not None:
+                warn_of_interaction(self, *found)
+        kernels = [model.kernel_of(state) for state in self._states]
         alike = len({str(kernel) for kernel in kernels}) == 1
         return kernels[0] if alike else CompoundKernel(kernels), parameters
 
@@ -282,15 +277,17 @@ class StateSpaceMixin(IndexedOutput, SeriesInputs):
         data: Data | AdditiveStatistics,
         likelihood: Likelihood,
         **search: Any,
-    ) -> list[Fit]:
+    ) -> list[model.Fit]:
         """Fit additive models with some kernels, one a column, for every target."""
         search["posterior"] = self.posterior
         if isinstance(data, AdditiveStatistics):
             (offset,) = self._offsets
-            return [fit_additive_statistics(kernels[0], data, likelihood, offset=offset, **search)]
+            return [
+                model.fit_additive_statistics(kernels[0], data, likelihood, offset=offset, **search)
+            ]
         search["n_bins"] = self._n_bins()
         return [
-            fit_additive(parts, replace(data, y=y), likelihood, offset=offset, **search)
+            model.fit_additive(parts, replace(data, y=y), likelihood, offset=offset, **search)
             for parts, y, offset in zip(kernels, data.y.T, self._offsets, strict=True)
         ]
 
@@ -317,7 +314,7 @@ class StateSpaceMixin(IndexedOutput, SeriesInputs):
         learned = likelihood.with_parameters(to_tensor(self._likelihood_parameters))
         self._states = [
             state.to(self._device(backend)).with_rows(series, learned)
-            for state, series in zip(self._states, series_of(data, self._terms), strict=True)
+            for state, series in zip(self._states, model.series_of(data, self._terms), strict=True)
         ]
 
     def _add_to_columns(self, data: Data, likelihood: Likelihood) -> None:
@@ -334,9 +331,9 @@ class StateSpaceMixin(IndexedOutput, SeriesInputs):
             stream = copy.deepcopy(before)
             stream.add(data.X, data.y[:, 0], data.weight)
         else:
-            stream = self._stream_of(joined(before, data), likelihood)
+            stream = self._stream_of(before.joined(data), likelihood)
         fits = self._fit_additive(
-            [parts_of(state) for state in self._states],
+            [model.parts_of(state) for state in self._states],
             stream,
             likelihood,
             parameters=to_tensor(self._likelihood_parameters),
@@ -349,21 +346,22 @@ class StateSpaceMixin(IndexedOutput, SeriesInputs):
         """Bins of a column of an additive model."""
         return int(self.n_inducing) if isinstance(self.n_inducing, Integral) else COLUMN_BINS
 
-    def _keep(self, fits: Sequence[Fit]) -> None:
+    def _keep(self, fits: Sequence[model.Fit]) -> None:
         """Copy what was learned to attributes."""
         self._set_states(fits)
         self.n_iter_ = sum(fit.n_iter for fit in fits)
         self.history_ = {"solve": [value for fit in fits for value in fit.history]}
 
-    def _set_states(self, fits: Sequence[Fit]) -> None:
+    def _set_states(self, fits: Sequence[model.Fit]) -> None:
         self._states = [state for fit in fits for state in fit.states]
         self._terms = getattr(self._states[0], "terms", None)
         self._evidence = float(sum(fit.value for fit in fits))
-        self._n_states = max(form.n_states for state in self._states for form in forms_of(state))
+        forms = [form for state in self._states for form in model.forms_of(state)]
+        self._n_states = max(form.n_states for form in forms)
 
     def _warm(self, n_columns: int) -> tuple[list[Kernel | None], Tensor]:
         """Kernels and likelihood of the last fit."""
-        parts, parameters = parts_of(self._states[0]), to_tensor(self._likelihood_parameters)
+        parts, parameters = model.parts_of(self._states[0]), to_tensor(self._likelihood_parameters)
         if n_columns == 1:
             return [*parts], parameters
         learned = dict(zip(self._columns, parts, strict=True))

@@ -12,9 +12,9 @@ from skgp.data import Data
 from skgp.estimators._base import Backend, to_tensor
 from skgp.estimators._base_regressor import LikelihoodGPRegressor, StreamingGPRegressor
 from skgp.estimators._fitting import FitSession
+from skgp.estimators._log_scale import VaryingNoise
 from skgp.estimators._parameters import StrOptions, keep_parameters
 from skgp.estimators._swsgp_common import SWSGPMixin
-from skgp.estimators._varying_noise import VaryingNoise
 from skgp.estimators._vecchia import VecchiaGPRegressor
 from skgp.estimators.defaults import SWSGP_EXACT_ROWS, SWSGP_FULL_ROWS
 from skgp.inference.defaults import LOCAL_JITTER
@@ -69,10 +69,7 @@ class SWSGPRegressor(SWSGPMixin, VaryingNoise, LikelihoodGPRegressor, StreamingG
         :math:`\kappa`. "auto" is M / H; where the noise is not Gaussian, less by factors of ten,
         but not less than 1, while held-out observations gain. 1.0 is the paper's, which with
         Gaussian noise overfits where M is large.
-    covariance : {"auto", "diagonal", "full"}, default="auto"
-        Of q(u). "full" has :math:`M^2` numbers, and unless H = M is learned by steps of Adam;
-        "auto" is full where H = M and the inducing points are fixed.
-    {inducing}
+    {covariance, inducing}
     init : {"random", "k-means", "greedy"}, default="random"
         Where they begin: observations at random, centres of clusters, or observations chosen one by
         one where the variance that the others leave is greatest.
@@ -95,12 +92,8 @@ class SWSGPRegressor(SWSGPMixin, VaryingNoise, LikelihoodGPRegressor, StreamingG
         standard deviations if observations are predicted better by their neighbours then. "auto" is
         50 with ``kernel=None``, more than 50 columns and fewer neighbours than observations, if
         fits to some observations then predict others better; else None.
-    {degrees_of_freedom}
-    {heteroscedastic, warp_inputs, optimizer, normalize_y, max_iter, tol, learning_rate, batch_size}
-    warm_start : bool, default=False
-        Keep the hyper-parameters of the last fit and, where the inducing points are the same, start
-        from its posterior. Another kernel, method, likelihood, projection or number of columns
-        begins anew.
+    {degrees_of_freedom, heteroscedastic, warp_inputs, optimizer, normalize_y, max_iter, tol}
+    {learning_rate, batch_size, warm_start}
     validation_fraction : float, default=0.1
         Of the observations to hold out where something is chosen by them (amplitude and KL weight
         without Gaussian noise, a polish): at most 4000, and no fewer than 500 or a third of the
@@ -110,20 +103,13 @@ class SWSGPRegressor(SWSGPMixin, VaryingNoise, LikelihoodGPRegressor, StreamingG
 
     Attributes
     ----------
-    {kernel_, input_powers_}
-    inducing_points_ : ndarray of shape (M, d)
-        In the coordinates of the projection, if there is one.
+    {kernel_, input_powers_, inducing_points_}
     n_inducing_ : int
-    n_neighbors_ : int
-        H.
-    kl_weight_ : float
-        :math:`\kappa`. This and the next two are of "variational" only.
+    {n_neighbors_, kl_weight_}
     elbo_ : float
         The bound with that weight, in nats of the standardised targets, summed over the
         observations; ``partial_fit`` leaves it that of the first call.
-    polished_ : bool
-        Whether a polish was kept.
-    {noise_variance_, likelihood_scale_, degrees_of_freedom_}
+    {polished_, noise_variance_, likelihood_scale_, degrees_of_freedom_}
     n_iter_ : int
         Steps that were taken; 1 for a closed form.
     history_ : dict of lists

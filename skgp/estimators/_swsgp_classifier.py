@@ -80,10 +80,7 @@ class SWSGPClassifier(ProjectedClassifierMixin, SWSGPMixin, StreamingGPClassifie
     kl_weight : float or "auto", default="auto"
         :math:`\kappa`. "auto" is M / H, or less by factors of ten, but not less than 1, while
         held-out observations gain. 1.0 is the paper's, which lets q overfit where M is large.
-    covariance : {"auto", "diagonal", "full"}, default="auto"
-        Of q(u). "full" has :math:`M^2` numbers a class, and unless H = M is learned by steps of
-        Adam; "auto" is full where H = M and the inducing points are fixed.
-    {inducing}
+    {covariance, inducing}
     init : {"auto", "random", "k-means", "greedy"}, default="auto"
         Where they begin: observations at random; centres of clusters, of each class by itself; or
         observations chosen one by one where the variance that the others leave is greatest. "auto"
@@ -101,11 +98,7 @@ class SWSGPClassifier(ProjectedClassifierMixin, SWSGPMixin, StreamingGPClassifie
         standard deviations if observations are predicted better by their neighbours then. "auto" is
         50 with ``kernel=None``, more than 50 columns and fewer neighbours than observations, unless
         these predict held-out labels better.
-    {warp_inputs, class_weight, optimizer, max_iter, tol, learning_rate, batch_size}
-    warm_start : bool, default=False
-        Keep the hyper-parameters of the last fit and, where the inducing points are the same, start
-        from its posterior. Another kernel, method, likelihood, projection, number of columns or set
-        of classes begins anew.
+    {warp_inputs, class_weight, optimizer, max_iter, tol, learning_rate, batch_size, warm_start}
     validation_fraction : float, default=0.1
         Of the observations to hold out to choose the amplitude of the kernel, the KL weight,
         ``moderation_`` and ``coupling_``, and to judge a polish: at most 4000, and no fewer than
@@ -116,21 +109,13 @@ class SWSGPClassifier(ProjectedClassifierMixin, SWSGPMixin, StreamingGPClassifie
     Attributes
     ----------
     classes_ : ndarray of shape (n_classes,)
-    {kernel_, input_powers_}
-    inducing_points_ : ndarray of shape (M, d)
-        In the coordinates of the projection, if there is one.
+    {kernel_, input_powers_, inducing_points_}
     n_inducing_ : int
-    n_neighbors_ : int
-        H.
-    offset_ : ndarray of shape (1,) or (n_classes,)
-        Prior means of the latent functions.
-    kl_weight_ : float
-        :math:`\kappa`. This and the next two are of "variational" only.
+    {n_neighbors_, offset_, kl_weight_}
     elbo_ : float
         The bound with that weight, in nats, summed over the observations, and over the classes
         beyond two; ``partial_fit`` leaves it that of the first call.
-    polished_ : bool
-        Whether a polish was kept.
+    {polished_}
     coupling_ : float
         The exponent :math:`\lambda`, 0 for two classes: of 0, 1/4, ..., 1 that which predicts
         labels best that are held out or, where H = M, left out of q in turn; 1/2 where none are.

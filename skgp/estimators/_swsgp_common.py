@@ -27,7 +27,7 @@ from skgp.estimators._vecchia import VecchiaMixin
 from skgp.estimators._warping import WarpedInputs
 from skgp.inference.neighbors.posterior import SWSGPPosterior, SWSGPState
 from skgp.inference.neighbors.search import distinct, positions
-from skgp.inference.neighbors.streaming import Summary, localized, update, update_full
+from skgp.inference.neighbors.system import Summary, localized, update, update_full
 from skgp.learning.local.prior import Settings
 from skgp.likelihoods import Likelihood
 from skgp.linalg import warn_caller
@@ -35,7 +35,7 @@ from skgp.models.swsgp import SWSGPFit, fit_swsgp
 
 
 class SWSGPMixin(ProjectionMixin, WarpedInputs):
-    """Parameters, inducing points and predictions; an estimator adds the likelihood.
+    r"""Parameters, inducing points and predictions; an estimator adds the likelihood.
 
     The estimator has the parameters of ``_swsgp_constraints``.
 
@@ -44,6 +44,9 @@ class SWSGPMixin(ProjectionMixin, WarpedInputs):
     n_inducing : int or None, default=None
         Number of inducing points M; None for one per distinct input, at most 100000, or 10000 where
         observations are read in blocks. Lowered to the number of distinct inputs, with a warning.
+    covariance : {"auto", "diagonal", "full"}, default="auto"
+        Of q(u). "full" has :math:`M^2` numbers a latent function, and unless H = M is learned by
+        steps of Adam; "auto" is full where H = M and the inducing points are fixed.
     inducing : {"auto", "fixed", "learned"}, default="auto"
         Whether the inducing points move, by steps of Adam. "auto" moves them where such steps are
         taken anyway (``solver="adam"``, a polish), if they are no more than a quarter of the
@@ -64,6 +67,21 @@ class SWSGPMixin(ProjectionMixin, WarpedInputs):
         follow.
     batch_size : int, default=256
         Observations of a step of Adam.
+    warm_start : bool, default=False
+        Keep the hyper-parameters of the last fit and, where the inducing points are the same, start
+        from its posterior. Another kernel, method, likelihood, projection, number of columns or set
+        of classes begins anew.
+
+    Attributes
+    ----------
+    inducing_points_ : ndarray of shape (M, d)
+        In the coordinates of the projection, if there is one.
+    n_neighbors_ : int
+        H.
+    kl_weight_ : float
+        :math:`\kappa`. This and the next two are of "variational" only.
+    polished_ : bool
+        Whether a polish was kept.
     """
 
     method: str

@@ -10,20 +10,14 @@ import numpy as np
 import torch
 
 from skgp.data import Data
+from skgp.estimators import defaults
 from skgp.estimators._base import Backend, to_tensor
 from skgp.estimators._base_regressor import LikelihoodGPRegressor
 from skgp.estimators._fitting import FitSession
+from skgp.estimators._log_scale import VaryingNoise
 from skgp.estimators._parameters import Interval, StrOptions, keep_parameters, options
 from skgp.estimators._reduction import warn_of_few_rows
-from skgp.estimators._varying_noise import VaryingNoise
 from skgp.estimators._warping import WarpedInputs
-from skgp.estimators.defaults import (
-    VECCHIA_LABELS,
-    VECCHIA_MAXIMIN_COLUMNS,
-    VECCHIA_NEIGHBORS,
-    VECCHIA_PREDICTIVE,
-    VECCHIA_ROWS,
-)
 from skgp.inference.vecchia.posterior import VecchiaPosterior
 from skgp.kernels.expression import split_noise
 from skgp.learning.defaults import VECCHIA_INDUCING, VECCHIA_LATENT_INDUCING
@@ -94,7 +88,7 @@ class VecchiaMixin(WarpedInputs):
     def _settings(self, data: Data) -> VecchiaSettings:
         """Of distinct observations; sets ``ordering_`` and ``n_neighbors_``."""
         n, d = data.X.shape
-        few = d <= VECCHIA_MAXIMIN_COLUMNS
+        few = d <= defaults.VECCHIA_MAXIMIN_COLUMNS
         self.ordering_ = self.ordering
         if self.ordering == "auto":
             self.ordering_ = "maximin" if few else "random"
@@ -124,7 +118,7 @@ class VecchiaMixin(WarpedInputs):
     @property
     def _n_predictive(self) -> int:
         """Neighbours of a prediction."""
-        return max(1, VECCHIA_PREDICTIVE * self.n_neighbors_)
+        return max(1, defaults.VECCHIA_PREDICTIVE * self.n_neighbors_)
 
     def _told(self, backend: Backend) -> dict[str, Any]:
         """What every fit is told, once `_settings` are made."""
@@ -278,7 +272,7 @@ class VecchiaGPRegressor(VecchiaMixin, VaryingNoise, LikelihoodGPRegressor):
         self,
         kernel=None,
         *,
-        n_neighbors=VECCHIA_NEIGHBORS,
+        n_neighbors=defaults.VECCHIA_NEIGHBORS,
         n_inducing=None,
         ordering="auto",
         likelihood="auto",
@@ -331,7 +325,7 @@ class VecchiaGPRegressor(VecchiaMixin, VaryingNoise, LikelihoodGPRegressor):
     def _n_rows(self) -> int | None:
         if self.batch_size != "auto":
             return self.batch_size
-        return VECCHIA_ROWS if self._has_gaussian_name else VECCHIA_LABELS
+        return defaults.VECCHIA_ROWS if self._has_gaussian_name else defaults.VECCHIA_LABELS
 
     def _learn(
         self, data: Data, session: FitSession, backend: Backend, *, stream: bool = False

@@ -82,8 +82,7 @@ class VecchiaGPClassifier(ProjectedClassifierMixin, VecchiaMixin, BaseGPClassifi
         In the coordinates of the projection, if there is one.
     n_inducing_ : int
     ordering_ : {"maximin", "random"}
-    offset_ : ndarray of shape (1,) or (n_classes,)
-        Prior means of the latent functions, which predict the base rates.
+    {offset_}
     log_marginal_likelihood_value_ : float
         Laplace's approximation, of all observations, in nats; summed over the classes beyond two.
     moderation_ : float

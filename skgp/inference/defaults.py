@@ -240,7 +240,6 @@ CELLS = 2**16  # cells of cross tables that are counted at once: they stay in th
 #: Precision of a site in units of the prior's, beyond which I + W^1/2 K W^1/2 has fewer than four
 #: digits of a singular K left.
 SHARP_SITE = 1e12
-COVARIANCES = 2**16  # numbers of a block of covariances, whose temporaries stay in the cache
 #: Of a batch of predictions: numbers of the covariances with training rows or of a table of the
 #: states at the bins of two columns, and bytes of what the rows have of all columns.
 BATCH_NUMBERS, BATCH_BYTES = 2**22, 2**29
@@ -274,7 +273,7 @@ EXPLAINED, N_COMPARED = 0.5, 1000
 # each of every 16th and every 256th row; rows left out at random do not tell them apart.
 COARSER = 16
 
-# ---- rows in batches (neighbors/streaming.py)
+# ---- rows in batches (neighbors/system.py)
 NOVEL = 1e-3  # unexplained part of the prior variance below which a row adds no inducing point
 SEPARABLE = 1e-8  # noise, of the prior variance, that leaves digits to a difference of inverses
 

@@ -6,13 +6,14 @@ kept, of weights :math:`w_s`:
 .. math:: p(f_* \mid y) \approx \sum_s w_s N(f_*; m_s, v_s).
 
 A kind of process (:mod:`skgp.inference.mixture`, :mod:`skgp.inference.vecchia.posterior`) says what
-the moments of one are.
+the moments of one are; a series has a state for each value (`AveragedState`).
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,12 @@ from torch import Tensor
 
 from skgp.data import Data
 from skgp.inference import defaults
-from skgp.kernels.expression import split_noise, theta_places
+from skgp.inference.markov.series import Series
+from skgp.inference.markov.states import SeriesState
+from skgp.kernels.expression import split_noise, summands, theta_places
+from skgp.kernels.sde import StateSpace
+from skgp.kernels.series_parts import has_waves
+from skgp.likelihoods import Likelihood
 from skgp.linalg.cholesky import semidefinite_root
 from skgp.linalg.runtime import TensorState, to_arrays
 
@@ -230,3 +236,135 @@ def _lower_quantile(weights, mean, std, log_level: float) -> np.ndarray:
         if len(active) == 0:
             break
     return z
+
+
+# ---- a series under several values of its hyper-parameters, of some weight each
+
+#: Whether a part is a season, and how many of its kind stand before it.
+Place = tuple[bool, int]
+
+
+@dataclass(frozen=True)
+class AveragedState(TensorState):
+    """States of one series, the likeliest first; they share times, offset and terms."""
+
+    states: tuple[SeriesState, ...]
+    weights: tuple[float, ...]  # of sum 1
+    noise: tuple[float, ...]  # variances of the observations
+
+    @property
+    def kernel(self) -> Any:
+        """That of the likeliest."""
+        return self.states[0].kernel
+
+    @property
+    def parts(self) -> list[Any]:
+        """Kernels of the columns of `components`: of each the first that a state has there."""
+        return list(self._columns.values())
+
+    @property
+    def _columns(self) -> dict[Place, Any]:
+        found: dict[Place, Any] = {}
+        for state in self.states:
+            for place, kernel in _places(state).items():
+                found.setdefault(place, kernel)
+        return found
+
+    @property
+    def form(self) -> StateSpace:
+        """The same in state space."""
+        return self.states[0].form
+
+    @property
+    def offset(self) -> float:
+        """Prior mean of f."""
+        return self.states[0].offset
+
+    @property
+    def terms(self) -> Any:
+        """Those of the likeliest; None without."""
+        return getattr(self.states[0], "terms", None)
+
+    def mean(self, x: Tensor) -> Tensor:
+        """Mean of f at any rows, (n,)."""
+        return self.moments(x)[0]
+
+    def moments(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean and variance of f at any rows, each (n,)."""
+        return self._mixed([state.moments(x) for state in self.states])
+
+    def mixture(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Weights (k,) above 0, and means and variances (k, n) of observations at any rows."""
+        used = [each for each in zip(self.states, self.weights, self.noise, strict=True) if each[1]]
+        moments = [(w, *state.moments(x), noise) for state, w, noise in used]
+        weights = x.new_tensor([w for w, *_ in moments], dtype=torch.float64)
+        means = torch.stack([mean for _, mean, _, _ in moments])
+        return weights, means, torch.stack([var + noise for _, _, var, noise in moments])
+
+    def past_moments(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """The same given what was observed before each time alone."""
+        return self._mixed([state.past_moments(x) for state in self.states])
+
+    def components(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Means and variances (n, p) of the parts of the model."""
+        found = [state.components(x) for state in self.states]
+        columns = list(self._columns)
+
+        def wide(part: Tensor, places: list[int]) -> Tensor:
+            """With parts of the kernel that a state lacks, which add nothing, before the terms."""
+            own, others = part.tensor_split([len(places)], 1)
+            found = part.new_zeros(len(part), len(columns))
+            found[:, places] = own
+            return torch.cat([found, others], 1)
+
+        places = [[columns.index(place) for place in _places(state)] for state in self.states]
+        pairs = zip(found, places, strict=True)
+        return self._mixed([(wide(mean, at), wide(var, at)) for (mean, var), at in pairs])
+
+    def covariance(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean (n,) and joint covariance (n, n) of f at any rows."""
+        means, covariances = zip(*(state.covariance(x) for state in self.states), strict=True)
+        mean = self._sum(means)
+        apart = [each - mean for each in means]
+        return mean, self._sum(covariances) + self._sum([torch.outer(d, d) for d in apart])
+
+    def samples(
+        self, x: Tensor, n_samples: int, generator: torch.Generator, *, noise: bool = False
+    ) -> Tensor:
+        """Joint draws of f, or of observations, at any rows, (n, n_samples)."""
+        weights = torch.tensor(self.weights, dtype=torch.float64, device=generator.device)
+        which = torch.multinomial(weights, n_samples, replacement=True, generator=generator)
+        draws = x.new_empty(len(x), n_samples)
+        for k, state in enumerate(self.states):
+            here = (which == k).nonzero()[:, 0]
+            if len(here):
+                draws[:, here] = state.samples(x, len(here), generator)
+                if noise:
+                    errors = torch.empty_like(draws[:, here]).normal_(generator=generator)
+                    draws[:, here] += math.sqrt(self.noise[k]) * errors
+        return draws
+
+    def with_rows(self, series: Series, likelihood: Likelihood) -> AveragedState:
+        """The posterior given more rows, hyper-parameters and weights kept."""
+        pairs = zip(self.states, self.noise, strict=True)
+        found = []
+        for state, noise in pairs:
+            at = torch.tensor([math.log(noise)], dtype=torch.float64)
+            found.append(state.with_rows(series, likelihood.with_parameters(at)))
+        return replace(self, states=tuple(found))
+
+    def _mixed(self, pairs: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+        means, variances = zip(*pairs, strict=True)
+        mean = self._sum(means)
+        return mean, self._sum([v + (m - mean) ** 2 for m, v in pairs])
+
+    def _sum(self, values: Any) -> Tensor:
+        """Weighted sum over the states."""
+        return sum(w * value for w, value in zip(self.weights, values, strict=True))
+
+
+def _places(state: SeriesState) -> dict[Place, Any]:
+    """The parts of a kernel: seasons of any structure are the same, in their order."""
+    parts = summands(state.kernel)
+    seasons = [has_waves(part) for part in parts]
+    return {(kind, seasons[:i].count(kind)): parts[i] for i, kind in enumerate(seasons)}

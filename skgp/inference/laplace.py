@@ -10,24 +10,46 @@ the negative log-likelihood there (Rasmussen and Williams, 2006, section 3.4),
 A cheaper q is the one of its structure that is nearest to :math:`N(\hat w, H^{-1})` in the sense of
 the evidence lower bound, exactly as for a Gaussian likelihood of precision c
 (:mod:`skgp.inference.weights.posterior`).
+
+Of observations in blocks, of which none has all in memory, the mode is found by passes over them
+(`fit_newton_sums`). The negative log joint density of :mod:`skgp.inference.newton`, its gradient
+and its Hessian are sums over the observations: for given weights W (m, c) a pass adds up
+
+.. math:: -\sum_i s_i \log p(y_{ij} \mid f_{ij}), \qquad \Phi^T g_j, \qquad
+          \Phi^T \operatorname{diag}(c_j) \Phi, \qquad f_{ij} = o_j + \phi_i^T w_j,
+
+``O(c m^2)`` numbers whatever n is, where the blocks lie. A step is exact: of all columns at once,
+and the pass at its end tells its loss and whence the next one goes. Halving a step takes a pass.
 """
 
-from collections.abc import Iterable, Sequence
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial, reduce
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from skgp.inference.defaults import ONLINE_STEPS, ONLINE_TOL
-from skgp.inference.newton import check_unweighted, fit_newton, newton_problem, prior_variances
-from skgp.inference.newton_steps import Modes
+from skgp.data import Data
+from skgp.inference.defaults import MADE_OF, ONLINE_STEPS, ONLINE_TOL
+from skgp.inference.newton import (
+    check_start,
+    check_unweighted,
+    fit_newton,
+    newton_problem,
+    prior_variances,
+)
+from skgp.inference.newton_steps import Direction, Modes, newton_steps
 from skgp.inference.weights.bases import Basis
 from skgp.inference.weights.design import StreamedDesign
-from skgp.inference.weights.gram import optimal_gaussian, optimal_std
+from skgp.inference.weights.gram import hessian_covariance, optimal_std
 from skgp.inference.weights.posterior import ClassifierPosterior, WeightGaussian
 from skgp.likelihoods import Likelihood
-from skgp.linalg import NumericalWarning, warn_caller
-from skgp.linalg.cholesky import jittered_cholesky, reverse_cholesky
-from skgp.linalg.runtime import TensorState
+from skgp.linalg.cholesky import cho_solve, jittered_cholesky, reverse_cholesky
+from skgp.linalg.runtime import Callback, TensorState, tile_rows
 
 
 def laplace_covariance(
@@ -79,29 +101,6 @@ def laplace_covariance(
         return [WeightGaussian.diagonal(zero, std[:, j]) for j in range(c)]
     hessians = (design.curvature_gram(curvature[:, [j]])[0] for j in range(c))
     return hessian_covariance(hessians, precision, kind, n_dense_columns)
-
-
-def hessian_covariance(
-    hessians: Iterable[Tensor], precision: Tensor, kind: str = "full", n_dense_columns: int = 100
-) -> list[WeightGaussian]:
-    """The same of Hessians (m, m) of the negative log-likelihood, and precisions 1 / a (c,)."""
-    found = []
-    for H, each in zip(hessians, precision, strict=True):
-        m, zero = len(H), torch.zeros_like(H[0])
-        if kind == "diagonal":
-            found.append(WeightGaussian.diagonal(zero, optimal_std(H.diagonal() + each)))
-            continue
-        n_dense = m if kind == "full" else min(n_dense_columns, m)
-        q, jitter = optimal_gaussian(H, zero, 1.0, each.expand(m), n_dense=n_dense)
-        if jitter:
-            warn_caller(
-                f"The Hessian of the weights needed a jitter of {jitter:.1e} on its diagonal "
-                "to be factored, which shrinks the posterior variances. Lower the prior variance "
-                "or the number of features, or use dtype='float64'.",
-                NumericalWarning,
-            )
-        found.append(q)
-    return found
 
 
 def log_evidence(
@@ -160,7 +159,7 @@ class OnlineLaplace(TensorState):
         self.precision = torch.eye(m, dtype=torch.float64, device=offset.device).repeat(c, 1, 1)
         self.n_iter = 0
 
-    def update(self, X: Tensor, Y: Tensor, row_weight: Tensor | None = None) -> "OnlineLaplace":
+    def update(self, X: Tensor, Y: Tensor, row_weight: Tensor | None = None) -> OnlineLaplace:
         """Add a batch of rows, in place; the state moves to the device of X.
 
         X is (n, d), Y (n, c), weights are (n,) or (n, c) and not negative. A batch without rows
@@ -249,3 +248,147 @@ def _inverse_factor(H: Tensor) -> Tensor:
     upper = reverse_cholesky(H).factor
     identity = torch.eye(len(H), dtype=H.dtype, device=H.device)
     return torch.linalg.solve_triangular(upper.mT, identity, upper=False)
+
+
+@dataclass(frozen=True)
+class NewtonSums:
+    """What a pass adds up of k columns, at their weights; in float64."""
+
+    loss: Tensor  # (k,), negative log-likelihood, nats
+    slope: Tensor  # (m, k), its gradient
+    hessian: Tensor  # (k, m, m)
+    zero_slope: Tensor  # (m, k), the gradient at zero weights
+    weight: Tensor  # (k,), of the observations
+
+    def __add__(self, other: NewtonSums) -> NewtonSums:
+        pairs = zip(vars(self).values(), vars(other).values(), strict=True)
+        return NewtonSums(*(a + b for a, b in pairs))
+
+
+@dataclass(frozen=True)
+class ClassRows:
+    """The model that observations are seen through; picklable, for whoever has the blocks."""
+
+    basis: Basis
+    likelihood: Likelihood
+    offset: Tensor  # (c,)
+
+    def __call__(
+        self, data: Data, *, columns: Tensor, weights: Tensor, first: bool = False
+    ) -> NewtonSums:
+        """The statistic of a block, y (n, c), of some columns (k,) at weights (m, k).
+
+        The gradient at zero weights is that of the `first` pass. Features are made once, of as many
+        rows as a tile holds.
+        """
+        step = tile_rows(8 * MADE_OF * self.basis.n_features)
+        tiles = (data.take(slice(i, i + step)) for i in range(0, max(len(data), 1), step))
+        return reduce(operator.add, (self._of_tile(t, columns, weights, first) for t in tiles))
+
+    def _of_tile(self, data: Data, columns: Tensor, weights: Tensor, first: bool) -> NewtonSums:
+        """The sums of some observations at weights (m, k) of the columns that still move."""
+        design = StreamedDesign(self.basis, data.X)
+        offset = self.offset[columns]
+        problem = newton_problem(
+            design, data.y[:, columns], self.likelihood, offset=offset, row_weight=data.weight
+        )
+        zero = offset.expand_as(problem.Y)
+        latent = zero + design.matmul(weights)
+        return NewtonSums(
+            problem.loss(latent, torch.zeros_like(offset)),
+            -design.rmatmul(problem.slope(latent)),
+            design.curvature_gram(problem.curvature(latent)),
+            -design.rmatmul(problem.slope(zero)) if first else torch.zeros_like(weights),
+            problem.row_weight.sum(0),
+        )
+
+
+@dataclass(frozen=True)
+class SumsFit(Modes):
+    """Outcome of `fit_newton_sums`; every tensor float64."""
+
+    hessian: Tensor  # (c, m, m), of the negative log-likelihood at the weights
+
+
+def fit_newton_sums(
+    blocks: Any,  # of which `Data` with y (n, c) are read, on the device of the offset
+    rows: ClassRows,
+    *,
+    prior_variance: float,
+    start: Tensor | None = None,
+    tol: float = 1e-4,
+    loss_tol: float = 1e-5,
+    max_iter: int = 30,
+    callback: Callback | None = None,  # hears of the rows of a pass, too
+) -> SumsFit:
+    """The mode of c problems that share their features, as `skgp.inference.newton.fit_newton`.
+
+    Notes
+    -----
+    ``O(n c m^2)`` a pass, one a step and one at the start.
+    """
+    at = _OfBlocks(blocks, rows, prior_variance, start, callback)
+    modes = newton_steps(at, tol=tol, loss_tol=loss_tol, max_iter=max_iter, callback=callback)
+    return SumsFit(**vars(modes), hessian=at.hessian)
+
+
+class _OfBlocks:
+    """`Objective` that passes over blocks: `losses` takes a pass, which tells all of the step."""
+
+    def __init__(
+        self,
+        blocks: Any,
+        rows: ClassRows,
+        prior_variance: float,
+        start: Tensor | None,
+        callback: Callback | None,
+    ) -> None:
+        m, c = rows.basis.n_features, len(rows.offset)
+        self._blocks, self._rows, self._callback = blocks, rows, callback
+        self._precision = 1 / prior_variances(prior_variance, c).to(rows.offset)
+        self.weights = rows.offset.new_zeros(m, c)
+        if start is not None:
+            check_start(start, self.weights)
+            self.weights += start.to(self.weights)
+        self._columns = torch.arange(c, device=rows.offset.device)
+        first = self._pass(self.weights, first=True)
+        self.loss, self._slope, self.hessian = self._joint(first, self.weights)
+        self.total = first.weight
+        self.zero_norm = torch.linalg.vector_norm(first.zero_slope, dim=0)
+
+    def _pass(self, weights: Tensor, *, first: bool = False) -> NewtonSums:
+        """Sums of the present columns at weights (m, k)."""
+        at = partial(self._rows, columns=self._columns, weights=weights, first=first)
+        return self._blocks.sum(at, self._callback)
+
+    def _joint(self, sums: NewtonSums, weights: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """J (k,), and gradients (m, k) and Hessians (k, m, m) of the negative log-likelihood."""
+        prior = 0.5 * self._precision[self._columns] * weights.square().sum(0)
+        return sums.loss + prior, sums.slope, sums.hessian
+
+    def gradient(self, columns: Tensor) -> Tensor:
+        """O(m k)."""
+        return self._precision[columns] * self.weights[:, columns] + self._slope[:, columns]
+
+    def direction(self, columns: Tensor, B: Tensor, forcing: Tensor) -> Direction:
+        """Exact, by a Cholesky factor a column."""
+        self._columns, self._D = columns, torch.empty_like(B)
+        for j, column in enumerate(columns.tolist()):
+            A = self.hessian[column].clone()
+            A.diagonal().add_(self._precision[column])
+            self._D[:, j] = cho_solve(jittered_cholesky(A).factor, B[:, j])
+        return Direction(self._D, self._D[:0], 0, 0)
+
+    def losses(self, step: Tensor) -> Tensor:
+        """A pass, whose sums are kept."""
+        weights = self.weights[:, self._columns] + step * self._D
+        self._tried = step, self._joint(self._pass(weights), weights)
+        return self._tried[1][0]
+
+    def move(self, step: Tensor, after: Tensor) -> None:
+        """Another pass where no step of some columns lowers their loss."""
+        if not torch.equal(step, self._tried[0]):
+            self.losses(step)
+        columns, (loss, slope, hessian) = self._columns, self._tried[1]
+        self.weights[:, columns] += step * self._D
+        self.loss[columns], self._slope[:, columns], self.hessian[columns] = loss, slope, hessian

@@ -8,7 +8,7 @@ against 51 passes and 16 s with a factor a column.
 
 In the loop each column has its own step length and its own end. What evaluates losses, gradients
 and directions is handed in (`Objective`): features of all observations in memory (:mod:`.newton`),
-or sums over blocks of them (:mod:`.newton_sums`).
+or sums over blocks of them (:mod:`.laplace`).
 """
 
 from collections.abc import Callable
@@ -18,17 +18,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from skgp.inference.defaults import (
-    FORCING,
-    HESSIAN_BYTES,
-    LOSS_ROUNDING,
-    MADE_FLOPS,
-    MADE_PASSES,
-    MAX_CG,
-    MAX_HALVINGS,
-    REFRESH_STEPS,
-    SUFFICIENT,
-)
+from skgp.inference import defaults
 from skgp.inference.weights.design import StreamedDesign
 from skgp.linalg import NumericalWarning, warn_caller
 from skgp.linalg.cholesky import cho_solve, jittered_cholesky
@@ -49,7 +39,7 @@ def exact_directions(
 ) -> Direction:
     """From a Cholesky factor of each Hessian, as many at once as memory holds: no `forcing`."""
     D = torch.empty_like(B)
-    width = tile_rows(8 * len(B) ** 2, HESSIAN_BYTES)
+    width = tile_rows(8 * len(B) ** 2, defaults.HESSIAN_BYTES)
     groups = torch.arange(B.shape[1], device=B.device).split(width)
     for group in groups:
         hessians = design.curvature_gram(curvature[:, group])
@@ -76,7 +66,7 @@ class CGDirections:
         forcing: Tensor,  # (k,), share of the preconditioned residual norm that may be left
     ) -> Direction:
         """Solve up to `forcing`."""
-        if self._n_calls in REFRESH_STEPS:
+        if self._n_calls in defaults.REFRESH_STEPS:
             self._factor = subsampled_factor(
                 design,
                 curvature.mean(1),
@@ -97,7 +87,7 @@ class CGDirections:
 
         Its features are made and summed up, ``2 p m^2`` flops.
         """
-        passes = MADE_PASSES * MADE_FLOPS * design.n_made
+        passes = defaults.MADE_PASSES * defaults.MADE_FLOPS * design.n_made
         return max(self._n_rows, int(passes / (2 * design.n_features**2)))
 
 
@@ -125,7 +115,7 @@ def _truncated_cg(
         R -= step * HP
         Z = _two_solves(factor, R)
         rz, previous = (R * Z).sum(0), rz
-        if n_iter == MAX_CG or bool((rz <= target).all()):
+        if n_iter == defaults.MAX_CG or bool((rz <= target).all()):
             return Direction(X, image, n_iter, n_iter)
         P = Z + _ratio(rz, previous) * P
 
@@ -247,7 +237,9 @@ def newton_steps(
         if stopped or len(history) == max_iter or not len(active):
             break
         before = at.loss[active]
-        direction = at.direction(active, -gradient, norms[active].sqrt().clamp(max=FORCING))
+        direction = at.direction(
+            active, -gradient, norms[active].sqrt().clamp(max=defaults.FORCING)
+        )
         slope = (gradient * direction.weights).sum(0)
         step, after = halved_steps(at.losses, before, slope)
         at.move(step, after)
@@ -291,10 +283,13 @@ def halved_steps(
 ) -> tuple[Tensor, Tensor]:
     """Step lengths (k,), 1 or halved until the losses (k,) fall enough (0 if never), and losses."""
     step = torch.ones_like(before)
-    for _ in range(MAX_HALVINGS):
+    for _ in range(defaults.MAX_HALVINGS):
         after = loss(step)
         # Written as a negation so that NaN is refused as well.
-        bad = ~(after <= before + SUFFICIENT * step * slope + LOSS_ROUNDING * before.abs())
+        bad = ~(
+            after
+            <= before + defaults.SUFFICIENT * step * slope + defaults.LOSS_ROUNDING * before.abs()
+        )
         if not bool(bad.any()):
             return step, after
         step = torch.where(bad, 0.5 * step, step)

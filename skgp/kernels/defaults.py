@@ -77,6 +77,9 @@ MOST_WEIGHT = 100.0
 # Exponents of decay: of a gap over which all is forgotten (1e-16), and of a whole interval, where
 # squares of exp are finite: eight such gaps. Terms that add up to covariances, in units of these.
 FORGOTTEN, MOST_DECAY, LARGEST_TERM = 37.0, 300.0, 1e2
+COVARIANCES = (
+    2**16
+)  # numbers of a block of those of components, whose temporaries stay in the cache
 
 # ---- spectra
 # Fewer signs than this give too few directions to pass for Gaussian ones, and save nothing.

@@ -56,8 +56,16 @@ from torch import Tensor
 from .defaults import CENTRE, LEAST_LOG, MAX_GRID, MAX_HARMONICS, TOLERANCE
 from .expression import Node
 from .hyperparameters import children_of
-from .sde_oscillator import OSCILLATOR
-from .sde_processes import INTEGRATED, LINE, MATERN12, MATERN32, MATERN52, ROTATION, Primitive
+from .sde_processes import (
+    INTEGRATED,
+    LINE,
+    MATERN12,
+    MATERN32,
+    MATERN52,
+    OSCILLATOR,
+    ROTATION,
+    Primitive,
+)
 from .sde_rational import GAUSSIAN4, GAUSSIAN6, GAUSSIANS, Rational
 from .special import log_harmonics, scaled_bessel
 from .specs import SHO, ActiveDims, Cosine, LocalLinearTrend

@@ -12,8 +12,7 @@ closed forms in the regularised incomplete gamma function P(k, 2r) (see `lower_g
 terms do not cancel. Entry (i, j) of Q is accurate relative to :math:`\sqrt{Q_{ii} Q_{jj}}` at every
 r.
 
-Squared exponential processes are in :mod:`.sde_rational`, the damped oscillation in
-:mod:`.sde_oscillator`.
+Squared exponential processes are in :mod:`.sde_rational`.
 """
 
 from __future__ import annotations
@@ -26,10 +25,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .special import lower_gamma
+from skgp.linalg.runtime import constant_like
+from skgp.linalg.small_matrices import matmul
 
-# mathematical: exp(-r) is 0 in float64 from r = 746; all greater r are evaluated here
-_VANISHED = 800.0  # mathematical
+from .special import lower_gamma, matern12, matern32, matern52, oscillator_series, rotation
+
+_VANISHED = 800.0  # mathematical: exp(-r) is 0 in float64 from r = 746; greater r count as this
 
 
 class Primitive(ABC):
@@ -46,6 +47,14 @@ class Primitive(ABC):
     decay = 1.0  # F(r) is exp(-decay r) times a polynomial or a rotation
     is_approximate = False  # of the covariance that is `intended`
     degree: int | None = None  # of the polynomial; None where there is none, nor `fill_lags`
+    #: Of one with a shape: the process of another one, a number. In its logarithm: dQ (d, d, m) of
+    #: r (m,), dP0 (d, d), and c of dF = c r F; X (d, d) that commutes with F, X P0 H' = dP0 H'; and
+    #: the derivative of k(r).
+    at: Any
+    shape_slopes: Any
+    shape_turn: Any
+    shape_slope: Any
+    slopes: Any  # of `covariance` in the earlier and in the later place, if not stationary
 
     def __init__(self, name: str, feedback: list, noise: list, stationary: list) -> None:
         self.name, self.n_states = name, len(noise)
@@ -69,15 +78,11 @@ class Primitive(ABC):
 
     @abstractmethod
     def correlation(self, r: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """k(r) for r >= 0 and its derivative in log r, each in the shape of r."""
+        """k(r) for r >= 0 and r k'(r), in the shape of r; a tensor of Matern ones and rotations."""
 
     def covariance(self, r: np.ndarray, start: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """k of places `start` after the origin and r later, and its slope in log rate."""
         return self.correlation(r)
-
-    def slopes(self, r: np.ndarray, start: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Derivatives of `covariance` in the earlier and in the later place, if not stationary."""
-        raise NotImplementedError
 
     def own(self, r: np.ndarray, start: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
         """`covariance`, or without a start `correlation`."""
@@ -92,22 +97,6 @@ class Primitive(ABC):
 
         Of one that is not stationary the latter is ``F(r)^-1 Q(r) H'``.
         """
-        raise NotImplementedError
-
-    def at(self, shape: float) -> Primitive:
-        """The process of a shape."""
-        raise NotImplementedError
-
-    def shape_slopes(self, r: Tensor) -> tuple[Tensor, Tensor, float]:
-        """Of one with a shape, in its logarithm: dQ (d, d, m), dP0 (d, d), and c of dF = c r F."""
-        raise NotImplementedError
-
-    def shape_turn(self) -> Tensor:
-        """X (d, d) that commutes with F and has ``X P0 H' = dP0 H'``."""
-        raise NotImplementedError
-
-    def shape_slope(self, r: np.ndarray) -> np.ndarray:
-        """Derivative of k(r) in the logarithm of the shape."""
         raise NotImplementedError
 
     def __reduce__(self) -> Any:
@@ -128,9 +117,8 @@ class _Matern12(Primitive):
         torch.expm1(-2 * r, out=Q[0, 0])
         Q.neg_()
 
-    def correlation(self, r: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        e = np.exp(-r)
-        return e, -r * e
+    def correlation(self, r: Any) -> tuple[Any, Any]:
+        return matern12(r)
 
 
 class _Matern32(Primitive):
@@ -157,10 +145,8 @@ class _Matern32(Primitive):
         Q[1, 0] = Q[0, 1]
         torch.addcmul(p3, re, e, value=4, out=Q[1, 1])
 
-    def correlation(self, r: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        e = np.exp(-r)
-        re = r * e
-        return e + re, -r * re
+    def correlation(self, r: Any) -> tuple[Any, Any]:
+        return matern32(r)
 
 
 class _Matern52(Primitive):
@@ -210,9 +196,8 @@ class _Matern52(Primitive):
         torch.mul(e2 * r, rest, out=Q[2, 2]).add_(cube, alpha=2).mul_(16 / 3).add_(p5)
         Q[1, 0], Q[2, 1], Q[2, 0] = Q[0, 1], Q[1, 2], Q[0, 2]
 
-    def correlation(self, r: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        e, third = np.exp(-r), r * r / 3
-        return (1 + r + third) * e, -third * (1 + r) * e
+    def correlation(self, r: Any) -> tuple[Any, Any]:
+        return matern52(r)
 
 
 class _Rotation(Primitive):
@@ -232,8 +217,8 @@ class _Rotation(Primitive):
         F[1, 1] = F[0, 0]
         Q.zero_()
 
-    def correlation(self, r: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        return np.cos(r), -r * np.sin(r)
+    def correlation(self, r: Any) -> tuple[Any, Any]:
+        return rotation(r)
 
 
 class _Line(Primitive):
@@ -300,3 +285,109 @@ LINE = _Line("line", [[0.0, 1], [0, 0]], [0.0, 0], [[0.0, 0], [0, 1]])  # mathem
 INTEGRATED = _Integrated(  # mathematical
     "integrated", [[0.0, 1], [0, 0]], [0.0, 1], [[0.0, 0], [0, 0]]
 )
+
+
+class Oscillator(Primitive):
+    r"""The damped oscillation :math:`k = e^{-\rho r} (\cos r + \rho \sin r)`, of shape rho.
+
+    Its state :math:`(x, (x' + \rho x))` turns and shrinks,
+
+    .. math:: F = e^{-\rho r} \begin{pmatrix} \cos r & \sin r \\ -\sin r & \cos r \end{pmatrix},
+              \qquad P_0 = \begin{pmatrix} 1 & \rho \\ \rho & 1 + 2 \rho^2 \end{pmatrix}, \qquad
+              q = 4 \rho (1 + \rho^2),
+
+    so that :math:`Q = q \int_0^r e^{-2 \rho u} (\sin u, \cos u)^\top (\sin u, \cos u) du`: a
+    power series at small r, :math:`P_0 - F P_0 F^\top` beyond.
+    """
+
+    has_shape, degree = True, 0
+    switch = 0.5  # mathematical: of r (1 + rho), where the series has lost and the rest has digits
+
+    def __init__(self, shape: float = 1.0) -> None:
+        self.shape = rho = shape
+        P0 = [[1.0, rho], [rho, 1 + 2 * rho**2]]
+        noise = [0.0, math.sqrt(4 * rho * (1 + rho**2))]
+        super().__init__("oscillator", [[-rho, 1.0], [-1.0, -rho]], noise, P0)
+        self.horizon, self.decay = self.horizon / rho, rho
+
+    def __reduce__(self) -> Any:
+        return Oscillator, (self.shape,)
+
+    @property
+    def mirror(self) -> Tensor:
+        """As of `Primitive`, of the state (x, x' + rho x)."""
+        return torch.tensor([[1.0, 0.0], [2 * self.shape, -1.0]], dtype=torch.float64)
+
+    def at(self, shape: float) -> Oscillator:
+        """The process of a shape."""
+        return Oscillator(shape)
+
+    def fill(self, r: Tensor, F: Tensor, Q: Tensor) -> None:
+        """F in closed form, Q by power series below the switch."""
+        c, s = r.cos(), r.sin()
+        decay = torch.exp(-self.shape * r)
+        torch.mul(decay, c, out=F[0, 0])
+        torch.mul(decay, s, out=F[0, 1])
+        torch.neg(F[0, 1], out=F[1, 0])
+        F[1, 1] = F[0, 0]
+        P0 = constant_like(self.stationary, r)[..., None]
+        self._at_both(r, Q, oscillator_series(self.shape)[0], P0 - _sandwich(F, P0))
+
+    def _at_both(self, r: Tensor, out: Tensor, series: np.ndarray, far: Tensor) -> None:
+        """Write e^{-2 rho r} times a power series where r is small, else what is given."""
+        small = r * (1 + self.shape) < self.switch
+        out.copy_(far)
+        if bool(small.any()):
+            near = r[small]
+            powers = torch.stack([near**n for n in range(series.shape[-1])])
+            decay = torch.exp(-2 * self.shape * near)
+            coefficients = constant_like(series.reshape(4, -1), r)
+            out[..., small] = ((coefficients @ powers) * decay).reshape(2, 2, -1)
+
+    def fill_lags(self, r: Tensor, ahead: Tensor, back: Tensor) -> None:
+        """As of `Primitive`: F(-r) (1, rho)' is (c - rho s, s + rho c) exp(rho r)."""
+        c, s, decay = r.cos(), r.sin(), torch.exp(-self.shape * r)
+        torch.mul(c, decay, out=ahead[0])
+        torch.mul(s, decay, out=ahead[1])
+        torch.sub(c, s, alpha=self.shape, out=back[0]).div_(decay)
+        torch.add(s, c, alpha=self.shape, out=back[1]).div_(decay)
+
+    def correlation(self, r: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """As of `Primitive`."""
+        rho, decay = self.shape, np.exp(-self.shape * r)
+        sine = decay * np.sin(r)
+        return decay * np.cos(r) + rho * sine, -r * (1 + rho**2) * sine
+
+    def shape_slope(self, r: np.ndarray) -> np.ndarray:
+        """Derivative of k(r) in the logarithm of the shape."""
+        return self.shape * (np.exp(-self.shape * r) * np.sin(r) - r * self.correlation(r)[0])
+
+    def shape_turn(self) -> Tensor:
+        """As of `Primitive`."""
+        rho = self.shape
+        return torch.tensor([[rho, -1.0], [1.0, rho]], dtype=torch.float64) * (rho / (1 + rho**2))
+
+    def shape_slopes(self, r: Tensor) -> tuple[Tensor, Tensor, float]:
+        """As of `Primitive`."""
+        rho = self.shape
+        dP = torch.tensor([[0.0, rho], [rho, 4 * rho**2]], dtype=torch.float64)
+        F, Q = (r.new_empty(2, 2, len(r)) for _ in range(2))
+        self.fill(r, F, Q)
+        P0, moved = (constant_like(each, r)[..., None] for each in (self.stationary, dP))
+        # dQ = dP - F (dP - 2 rho r P0) F'
+        far = moved - _sandwich(F, moved - 2 * rho * r * P0)
+        series, slope = oscillator_series(rho)
+        # e^{-2 rho r} falls with rho by 2 r of itself
+        slope = slope.copy()
+        slope[..., 1:] -= 2 * series[..., :-1]
+        out = torch.empty_like(Q)
+        self._at_both(r, out, rho * slope, far)
+        return out, dP, -rho
+
+
+def _sandwich(F: Tensor, P: Tensor) -> Tensor:
+    """``F P F'``, (d, d, m)."""
+    return matmul(matmul(F, P), F.transpose(0, 1))
+
+
+OSCILLATOR = Oscillator()

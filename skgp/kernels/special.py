@@ -1,30 +1,19 @@
-"""Special functions: of spectra and Fourier series, differentiable, and incomplete gammas."""
+"""Special functions: of spectra and Fourier series, incomplete gammas, correlations, a series."""
 
 import math
+from functools import lru_cache
+from typing import Any
 
 import numpy as np
 import torch
 from scipy import special
 from torch import Tensor
 
-
-def gamma_quantile(alpha: Tensor, level: Tensor) -> Tensor:
-    """Quantiles of Gamma(alpha, 1), alpha a number, at levels (m, 1); gradients flow to alpha."""
-    return _GammaQuantile.apply(alpha, level)
-
-
-def harmonic_weight(z: Tensor, harmonic: Tensor) -> Tensor:
-    """Weights (2 - [k = 0]) exp(-z) I_k(z) of harmonics k (m,), z a number with gradients."""
-    return _HarmonicWeight.apply(z, harmonic)
-
-
-def log_harmonics(z: Tensor, last: int) -> Tensor:
-    """Logarithms of the weights of harmonics 0..last, (last + 1,), up to a common term."""
-    return _LogHarmonics.apply(z, last)
+from skgp.linalg.runtime import namespace
 
 
 class _GammaQuantile(torch.autograd.Function):
-    """Quantile of Gamma(alpha, 1) at given levels, differentiable in alpha."""
+    """Quantiles of Gamma(alpha, 1), alpha a number, at levels (m, 1); gradients flow to alpha."""
 
     @staticmethod
     def forward(ctx, alpha, level):
@@ -48,7 +37,7 @@ def _quantile(alpha: Tensor, level: Tensor, relative_step: float) -> Tensor:
 
 
 class _HarmonicWeight(torch.autograd.Function):
-    """(2 - [k = 0]) exp(-z) I_k(z), differentiable in z."""
+    """Weights (2 - [k = 0]) exp(-z) I_k(z) of harmonics k (m,), z a number with gradients."""
 
     @staticmethod
     def forward(ctx, z, harmonic):
@@ -79,7 +68,7 @@ def _weight_and_slope(z: Tensor, harmonic: Tensor) -> tuple[np.ndarray, np.ndarr
 
 
 class _LogHarmonics(torch.autograd.Function):
-    """log of (2 - [j = 0]) I_j(z), j = 0..last, up to a common term; differentiable in z once."""
+    """Logarithms of (2 - [j = 0]) I_j(z), j = 0..last, up to a common term; differentiable once."""
 
     @staticmethod
     def forward(ctx, z, last):
@@ -142,3 +131,73 @@ def _horner(x: Tensor, coefficients: list[float], out: Tensor) -> Tensor:
     for c in reversed(coefficients[:-1]):
         out.mul_(x).add_(c)
     return out
+
+
+# ---- correlations c(r) and r c'(r) of arrays or tensors r, in place: new memory takes longer
+
+
+def matern12(r: Any) -> tuple[Any, Any]:
+    """Of exp(-r)."""
+    e = _decay(r)
+    slope = r * e
+    slope *= -1.0
+    return e, slope
+
+
+def matern32(r: Any) -> tuple[Any, Any]:
+    """Of (1 + r) exp(-r)."""
+    e = _decay(r)
+    re = r * e
+    e += re
+    re *= r
+    re *= -1.0
+    return e, re
+
+
+def matern52(r: Any) -> tuple[Any, Any]:
+    """Of (1 + r + r^2 / 3) exp(-r)."""
+    e, linear, slope = _decay(r), 1 + r, r * r
+    slope /= 3
+    value = linear + slope
+    value *= e
+    slope *= linear
+    slope *= e
+    slope *= -1.0
+    return value, slope
+
+
+def rotation(r: Any) -> tuple[Any, Any]:
+    """Of cos(r)."""
+    xp = namespace(r)
+    slope = xp.sin(r)
+    slope *= r
+    slope *= -1.0
+    return xp.cos(r), slope
+
+
+def _decay(r: Any) -> Any:
+    e = -r
+    return namespace(r).exp(e, out=e)
+
+
+@lru_cache(maxsize=64)
+def oscillator_series(rho: float) -> tuple[np.ndarray, np.ndarray]:
+    """Coefficients of e^{2 rho r} Q(r) in r, and their derivatives in rho, (2, 2, 24) each.
+
+    Q is that of the damped oscillation of shape rho (:class:`.sde_processes.Oscillator`).
+    """
+    J = np.array([[0.0, 1.0], [-1.0, 0.0]])
+    last, q, dq = np.diag([0.0, 1.0]), 4 * rho * (1 + rho**2), 4 + 12 * rho**2
+    G, dG = [np.zeros((2, 2))], [np.zeros((2, 2))]
+    for n in range(23):  # mathematical: terms to 1e-17 at the switch
+        source = q * (2 * rho) ** n / math.factorial(n)
+        slope = dq * (2 * rho) ** n / math.factorial(n)
+        if n:
+            slope += q * 2 * (2 * rho) ** (n - 1) / math.factorial(n - 1)
+        G.append((J @ G[-1] + G[-1] @ J.T + source * last) / (n + 1))
+        dG.append((J @ dG[-1] + dG[-1] @ J.T + slope * last) / (n + 1))
+    return np.stack(G, -1), np.stack(dG, -1)
+
+
+gamma_quantile, harmonic_weight = _GammaQuantile.apply, _HarmonicWeight.apply
+log_harmonics = _LogHarmonics.apply

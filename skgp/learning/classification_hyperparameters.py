@@ -19,7 +19,7 @@ moderated probabilities (:mod:`skgp.learning.calibration`), as predictions are: 
 large amplitude that is sure of a wrong label loses to a worse kernel.
 
 A kernel vector of more than ``max_free`` length scales is only ever moved as a whole, at ratios
-that numbers in place of the labels suggest (:func:`skgp.learning.latent_starts.latent_structure`).
+that numbers in place of the labels suggest (:func:`skgp.learning.label_scales.latent_structure`).
 
 Of a kernel that an estimator chooses by itself (``rescales``) amplitude and common factor of the
 length scales may move once more, to what predicts labels left out
@@ -45,9 +45,8 @@ from skgp.kernels.gram import gram_diag
 from skgp.kernels.hyperparameters import bounds_of, n_dims_of, sizes_of, theta_of, with_theta
 from skgp.learning.calibration import choose_moderation
 from skgp.learning.defaults import LABEL_NOISE, LABEL_NOISE_BOUNDS
-from skgp.learning.label_scales import capped, rescale_few
+from skgp.learning.label_scales import capped, latent_start, latent_structure, rescale_few
 from skgp.learning.laplace_evidence import LaplaceEvidence, check_no_noise, laplace_predict
-from skgp.learning.latent_starts import latent_start, latent_structure
 from skgp.learning.search import HyperparameterFit, SearchSettings, fit_leave_one_out
 from skgp.learning.selection import class_codes
 from skgp.linalg.runtime import Callback, standard_normal

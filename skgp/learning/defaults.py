@@ -60,7 +60,7 @@ VARIANCE_SHARES, LENGTH_SHARES = (0.1, 1e-2, 1e-3), (1.0, 0.5, 0.25)
 SERIES_START_ROWS = 200
 #: Rows of labels or counts on which they are looked at.
 LATENT_START_ROWS = 300
-#: Of numbers that stand for f (latent_starts.py): noise to begin with and its bounds, relative to
+#: Of numbers that stand for f (label_scales.py): noise to begin with and its bounds, relative to
 #: their variance; and, of their precisions, how near the prior mean they are taken. Of 0 to 16, at
 #: mean counts of .3, 1 and 3, 16 cost at most .004 nats per observation against equal precisions,
 #: 1 up to .02; from 100 on none differs.

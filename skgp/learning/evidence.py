@@ -32,7 +32,8 @@ from skgp.kernels.expression import split_noise, split_theta, theta_places
 from skgp.kernels.gram import gram
 from skgp.kernels.pairwise import GramWithGradient
 from skgp.linalg.cholesky import cho_inverse, cho_solve, jittered_cholesky, log_det, raise_diagonal_
-from skgp.linalg.runtime import gather_rows, to_arrays
+from skgp.linalg.runtime import to_arrays
+from skgp.linalg.small_matrices import gather_rows
 
 _LOG_2PI = math.log(2 * math.pi)  # mathematical
 

@@ -35,20 +35,7 @@ from skgp.inference.vecchia.neighbors import earlier_neighbors, informative, ord
 from skgp.inference.vecchia.posterior import Sums, VecchiaPosterior, sums
 from skgp.kernels.expression import split_noise, theta_places
 from skgp.kernels.gram import gram_diag
-from skgp.learning.defaults import (
-    JOINT_ROWS,
-    VECCHIA_FAMILY_ITER,
-    VECCHIA_FAMILY_ROWS,
-    VECCHIA_FEATURES,
-    VECCHIA_GAIN,
-    VECCHIA_GREEDY_ROWS,
-    VECCHIA_INDUCING,
-    VECCHIA_MOVED,
-    VECCHIA_ROUND_GAIN,
-    VECCHIA_ROUNDED,
-    VECCHIA_ROUNDS,
-    VECCHIA_START_ROWS,
-)
+from skgp.learning import defaults
 from skgp.learning.search import HyperparameterFit, SearchSettings, dense_fits, fit_hyperparameters
 from skgp.learning.selection import choose, held_out_densities, noises_of, rows_in_blocks
 from skgp.learning.starts import starts, with_noises
@@ -64,7 +51,7 @@ class VecchiaSettings:
 
     n_neighbors: int = 20  # H
     n_inducing: int | None = 0  # m; None for none or some, as observations are likelier
-    most_inducing: int = VECCHIA_INDUCING  # of these
+    most_inducing: int = defaults.VECCHIA_INDUCING  # of these
     exact_rows: int = 0  # observations up to which all are, and none has neighbours
     n_rows: int | None = 10_000  # of a stage; None for all
     n_stages: int = 3  # at most
@@ -162,7 +149,7 @@ def choose_inducing(signal, X: Tensor, n_inducing: int, generator: torch.Generat
     if not n_inducing:
         return X[:0]
     order = torch.randperm(len(X), generator=generator, device=generator.device)
-    n_rows = max(VECCHIA_GREEDY_ROWS, 2 * n_inducing)
+    n_rows = max(defaults.VECCHIA_GREEDY_ROWS, 2 * n_inducing)
     some = X[order[:n_rows].sort().values.to(X.device)]
     return some[greedy_variance(signal, some, min(n_inducing, len(some)))]
 
@@ -203,14 +190,14 @@ def approximation(
         settings, chooses = replace(settings, n_inducing=n, n_neighbors=0), False
     search, sizes = _Search(data, settings, generator, None), [settings.n_inducing or 0]
     if chooses:
-        sizes.append(min(settings.most_inducing, n, VECCHIA_FEATURES // n))
+        sizes.append(min(settings.most_inducing, n, defaults.VECCHIA_FEATURES // n))
     else:
         settings = replace(settings, n_rows=None)
     trials = [search.evidence(kernel, replace(settings, n_inducing=m)) for m in sizes]
     found = trials[0]
     if len(trials) > 1:
         without, beside = (_value(trial.value, kernel.theta) for trial in trials)
-        least = VECCHIA_GAIN if sizes[1] < n else -VECCHIA_GAIN
+        least = defaults.VECCHIA_GAIN if sizes[1] < n else -defaults.VECCHIA_GAIN
         found = trials[beside < without - least]
     if len(found.rows) == n:
         return found
@@ -223,7 +210,7 @@ def approximation(
 def _outweighs_rounding(kernel, data: Data) -> bool:
     """Whether the noise of all observations is beyond what the jitter of features may change."""
     variance = gram_diag(split_noise(kernel)[0], data.X)
-    return bool((noises_of(kernel, data) > VECCHIA_ROUNDED * variance).all())
+    return bool((noises_of(kernel, data) > defaults.VECCHIA_ROUNDED * variance).all())
 
 
 def neighbors_of(
@@ -263,7 +250,10 @@ def fit_joint_likelihood(
     for _ in range(settings.n_stages):
         before = best.kernel.theta
         best = search.climb(best.kernel, settings)
-        if search.recorder.stopped or np.abs(best.kernel.theta - before).max() < VECCHIA_MOVED:
+        if (
+            search.recorder.stopped
+            or np.abs(best.kernel.theta - before).max() < defaults.VECCHIA_MOVED
+        ):
             break
     return HyperparameterFit(
         best.kernel, method="joint likelihood", history=search.recorder.history
@@ -289,17 +279,20 @@ class _Search:
 
     def best_family(self, kernels: list, known: Any) -> _Trial:
         """Each from its dense fit to some observations, by few iterations on some thousand."""
-        some = self.data.some(VECCHIA_START_ROWS, self.generator)
+        some = self.data.some(defaults.VECCHIA_START_ROWS, self.generator)
         dense = dense_fits(kernels, some, SearchSettings(), self.recorder)
-        size: dict[str, Any] = {"n_rows": VECCHIA_FAMILY_ROWS, "max_iter": VECCHIA_FAMILY_ITER}
+        size: dict[str, Any] = {
+            "n_rows": defaults.VECCHIA_FAMILY_ROWS,
+            "max_iter": defaults.VECCHIA_FAMILY_ITER,
+        }
         few = replace(self.settings, n_inducing=0, **size)
         trials = [self.climb(fit.kernel, few, from_starts=True) for fit in dense]
         trials += [] if known is None else [self.climb(known, few)]
-        for _ in range(VECCHIA_ROUNDS if len(self.data) > JOINT_ROWS else 0):
+        for _ in range(defaults.VECCHIA_ROUNDS if len(self.data) > defaults.JOINT_ROWS else 0):
             leader = min(trials, key=lambda trial: trial.loss)
             trials = [self.climb(self._nearer(trial, leader, few), few) for trial in trials]
             gained = leader.loss - min(trial.loss for trial in trials)
-            if self.recorder.stopped or not gained >= VECCHIA_ROUND_GAIN:
+            if self.recorder.stopped or not gained >= defaults.VECCHIA_ROUND_GAIN:
                 break
         return self.best(trials)
 
@@ -319,9 +312,11 @@ class _Search:
         if from_starts:
             others = [
                 *with_noises(*split_noise(kernel)),
-                *starts(kernel, self.data, known=VECCHIA_START_ROWS),
+                *starts(kernel, self.data, known=defaults.VECCHIA_START_ROWS),
             ]
-            value = self.evidence(kernel, replace(settings, n_rows=VECCHIA_START_ROWS)).value
+            value = self.evidence(
+                kernel, replace(settings, n_rows=defaults.VECCHIA_START_ROWS)
+            ).value
             kernel = min([kernel, *others], key=lambda each: _value(value, each.theta))
         evidence = self.evidence(kernel, settings)
         theta, loss = minimize_within(

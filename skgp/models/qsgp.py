@@ -42,10 +42,9 @@ from torch import Tensor
 from skgp.blocks import Blocks, MappedBlocks
 from skgp.inference import pathwise
 from skgp.inference.exact import CovarianceChoice, fit_dense, fit_iterative
-from skgp.inference.laplace import hessian_covariance, laplace_covariance, log_evidence
+from skgp.inference.laplace import ClassRows, fit_newton_sums, laplace_covariance, log_evidence
 from skgp.inference.newton import fit_newton
 from skgp.inference.newton_steps import Modes
-from skgp.inference.newton_sums import ClassRows, fit_newton_sums
 from skgp.inference.relevance.evidence import (
     choose_candidates,
     fit_relevance,
@@ -54,7 +53,12 @@ from skgp.inference.relevance.evidence import (
 from skgp.inference.relevance.stochastic import fit_relevance_stochastic, polish
 from skgp.inference.stochastic.engine import SGDOptions
 from skgp.inference.weights.design import StreamedDesign
-from skgp.inference.weights.gram import StreamingGram, gram_statistics, statistics_posterior
+from skgp.inference.weights.gram import (
+    StreamingGram,
+    gram_statistics,
+    hessian_covariance,
+    statistics_posterior,
+)
 from skgp.inference.weights.posterior import AugmentedPosterior, ClassifierPosterior
 from skgp.inference.weights.robust import fit_robust
 from skgp.inference.weights.solvers import gauss_seidel, weights_cg

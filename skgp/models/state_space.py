@@ -33,7 +33,7 @@ Deviations
   in turn, and so does `fit_minibatches`. A pass over all rows is linear in them: of 1e6 counts both
   take the same time. The default of an additive model has a prior of them besides
   (:class:`~.search.Climb`), and of few rows they are common to all columns unless that is clearly
-  less likely (:mod:`~skgp.learning.markov.common`).
+  less likely (:mod:`~skgp.learning.markov.choice`).
 - Rows of an additive model are tabulated once: for Gaussian noise the ELBO, its maximum over q and
   its gradient are then independent of n. ``posterior="mean_field"`` is the paper's product of
   processes; its means are exact, its variances too small and its ELBO low by as much as the columns
@@ -65,22 +65,23 @@ import torch
 from torch import Tensor
 
 from skgp.data import Data
+from skgp.inference.gp_mixture import AveragedState
 from skgp.inference.markov.additive import BinnedRows, DistinctRows
 from skgp.inference.markov.additive_bins import AdditiveStatistics, Bins, make_bins
 from skgp.inference.markov.additive_sites import is_sharp
 from skgp.inference.markov.additive_states import AdditiveState
-from skgp.inference.markov.averaged import AveragedState
 from skgp.inference.markov.inducing import place_knots, shortest_scale
-from skgp.inference.markov.series import Series
+from skgp.inference.markov.regression import make_regression_series
+from skgp.inference.markov.series import Series, make_series
 from skgp.inference.markov.states import InducingState, SeriesState
 from skgp.inference.markov.terms import Terms
+from skgp.kernels.expression import Sum, summands
+from skgp.kernels.sde import StateSpace, state_space
 from skgp.learning.defaults import LEAST_EFFECT
-from skgp.learning.markov.additive import BinnedEvidence, RowsElbo, RowsEvidence
+from skgp.learning.markov.additive import BinnedEvidence, RowsElbo, RowsEvidence, left_by_terms
 from skgp.learning.markov.averaging import Average
-from skgp.learning.markov.choice import choose_kernel
-from skgp.learning.markov.common import climb_columns
+from skgp.learning.markov.choice import choose_kernel, climb_columns
 from skgp.learning.markov.defaults import CHOICE_ITER, FEW_ADDITIVE_ROWS
-from skgp.learning.markov.regression import left_by_terms
 from skgp.learning.markov.search import Component, Search, maximise
 from skgp.learning.markov.series_search import (
     Problem,
@@ -96,12 +97,15 @@ from skgp.linalg.runtime import Callback
 from skgp.optim.loop import NonFiniteLossError
 from skgp.optim.stopping import StopRecorder
 
+Exact = SeriesState | AveragedState
+State = Exact | InducingState | AdditiveState
+
 
 @dataclass(frozen=True)
 class Fit:
     """What a fit found: one state a latent process, and what else."""
 
-    states: Sequence[SeriesState | InducingState | AdditiveState | AveragedState]
+    states: Sequence[State]
     parameters: Tensor  # (p,) of the likelihood
     value: float  # log marginal likelihood or ELBO, in nats; of bins, of the binned model
     n_iter: int  # of the search of hyper-parameters
@@ -319,3 +323,54 @@ def _check(kernel: Any) -> None:
             f"kernel={kernel} has an SHO, which additive models do not take; use "
             "Cosine * Matern(nu=0.5), or a model of time alone."
         )
+
+
+# ---- states of any kind, and the series they are of ----------------------------------------------
+
+
+def distinct(data: Data, place: int | None) -> Data:
+    """Rows of a series with covariates: those of equal columns and targets as one of their weight.
+
+    `place` is that of the times; None of an additive model, which is as it was.
+    """
+    if place is None or data.X.shape[1] == 1 or len(data.X[:, place].unique()) == len(data):
+        return data
+    return data.merged(any_likelihood=True)
+
+
+def series_of(data: Data, terms: Terms | None) -> list[Series]:
+    """One series a column of y."""
+    rest = data.weight, data.log_exposure
+    if terms is None:
+        return [make_series(data.X[:, 0], y, *rest) for y in data.y.T]
+    x, features = data.X[:, terms.time], terms.features(data.X)
+    return [make_regression_series(x, y, features, *rest) for y in data.y.T]
+
+
+def parts_of(state: State, *, split: bool = False) -> list[Any]:
+    """Kernels of the components; of a series all at once, or its summands."""
+    if isinstance(state, Exact | InducingState):
+        if not split:
+            return [state.kernel]
+        return state.parts if isinstance(state, AveragedState) else summands(state.kernel)
+    return list(state.kernels)
+
+
+def forms_of(state: State) -> list[StateSpace]:
+    """The components in state space."""
+    if isinstance(state, Exact):
+        return [state.form]
+    return [state_space(part) for part in parts_of(state)]
+
+
+def kernel_of(state: State) -> Any:
+    """The kernel of f as one expression.
+
+    The sum is a balanced tree: scikit-learn asks each operand for its bounds twice, which takes
+    2^c steps of c summands added one after the other, and c^2 of a balanced tree.
+    """
+    kernels = parts_of(state)
+    while len(kernels) > 1:
+        pairs = [Sum(*pair) for pair in zip(kernels[::2], kernels[1::2], strict=False)]
+        kernels = pairs + kernels[len(kernels) - len(kernels) % 2 :]
+    return kernels[0]

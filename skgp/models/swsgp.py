@@ -68,12 +68,17 @@ from skgp.inference.natural import (
     natural_steps,
     unsettled,
 )
-from skgp.inference.neighbors import streaming
 from skgp.inference.neighbors.conditionals import Tiles
 from skgp.inference.neighbors.posterior import SWSGPState
 from skgp.inference.neighbors.search import active_sets
 from skgp.inference.neighbors.sums import BlocksProblem, FullRows, LocalRows
-from skgp.inference.neighbors.system import LocalSystem, full_system, local_system
+from skgp.inference.neighbors.system import (
+    LocalSystem,
+    Summary,
+    full_system,
+    local_system,
+    summarize,
+)
 from skgp.learning.defaults import FEW_ROWS, LEARNING_RATE
 from skgp.learning.local import defaults
 from skgp.learning.local.bound import Objective, total_bound
@@ -95,7 +100,7 @@ class SWSGPFit:
     elbo: float  # the bound, in nats; with the KL weight of the fit
     #: Of the rows, for more to come; None of a full covariance, and of points or hyper-parameters
     #: that Algorithm 1 moved.
-    summary: streaming.Summary | None = None
+    summary: Summary | None = None
     polished: bool = False  # whether a polish was kept
     left_out: LeftOut | None = None  # labels to calibrate by, if any could be
     n_iter: int = 1
@@ -190,7 +195,7 @@ class _Fitter:
             bound = self._bound(state, found, kl_weight, by_gradient)
             summary = None
             if not by_gradient and isinstance(system, LocalSystem):
-                summary = streaming.summarize(system, found.sites)
+                summary = summarize(system, found.sites)
         return SWSGPFit(state, kl_weight, bound, summary, kept, left_out, n_iter, self.history)
 
     def _bound(self, state: SWSGPState, found: SitesFit, kl_weight: float, moved: bool) -> float:
@@ -205,7 +210,7 @@ class _Fitter:
 
     def _over_blocks(
         self, state: SWSGPState, system: LocalSystem | FullSystem, some: SitesFit, kl_weight: float
-    ) -> tuple[SWSGPState, float, streaming.Summary | None, int]:
+    ) -> tuple[SWSGPState, float, Summary | None, int]:
         """Step 3 for all rows, from q(u) of some of them; with its bound and its steps."""
         s, blocks = self.settings, self.blocks
         likelihood = self.likelihood.with_parameters(state.likelihood)
@@ -228,7 +233,7 @@ class _Fitter:
         state = state.with_posterior(q.mean.to(state.Z), var=var, root=root)
         summary = None
         if not full:
-            summary = streaming.Summary(found.sites.columns[1].to(state.Z), len(blocks))
+            summary = Summary(found.sites.columns[1].to(state.Z), len(blocks))
         return state, found.bound, summary, max(1, len(found.history))
 
     def _is_closed(self, state: SWSGPState) -> bool:

@@ -19,7 +19,7 @@ N_PAIRS = 50
 REFUSAL = 1e3  # times the loss, above the best: what a refused point is given
 STANDS_STILL = 5  # evaluations in a row that change the loss by less than the tolerance
 
-# ---- Anderson's mixing (mixing.py): of 60 and of 1000 labels the searches took .61 to .73 of the
+# ---- Anderson's mixing (scoring.py): of 60 and of 1000 labels the searches took .61 to .73 of the
 # steps of the sites that plain iterations take, with 3 as with 5; of counts and outliers .8 to 1.1
 MIXED_PLACES = 3
 MIXING_RIDGE = 1e-10  # of the Gram matrix of changes, relative to its diagonal

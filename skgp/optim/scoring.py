@@ -1,21 +1,37 @@
-r"""Minimisation with an approximate Hessian at every point, such as Fisher's information.
+r"""Fisher scoring and Anderson mixing: iterations that need few places.
 
-A step is :math:`d = -(M(x))^{-1} g(x)` with a positive definite M; one that falls short (Armijo) is
+Of a minimisation with an approximate Hessian at every point, such as Fisher's information, a step
+is :math:`d = -(M(x))^{-1} g(x)` with a positive definite M; one that falls short (Armijo) is
 shortened by a parabola. Coordinates at a bound that d leaves are held there [1]_.
+
+Fixed-point iterations of a map :math:`x \mapsto G(x)` are mixed from their last few places [2]_,
+whose residuals :math:`r = G(x) - x` say, to first order, how r changes with x. The next place is
+the image of the one where it would be least,
+
+.. math:: G(x_k) - \sum_i \gamma_i (\Delta x_i + \Delta r_i), \qquad
+          \gamma = \arg\min_\gamma \Big\| r_k - \sum_i \gamma_i \Delta r_i \Big\|,
+          \qquad \Delta x_i = x_k - x_i,
+
+a secant method of several secants [3]_ that needs no more evaluations than the iteration itself.
 
 References
 ----------
 .. [1] Bertsekas (1982), Projected Newton methods for optimization problems with simple constraints.
+.. [2] Anderson (1965), Iterative procedures for nonlinear integral equations.
+.. [3] Walker and Ni (2011), Anderson acceleration for fixed-point iterations.
 """
 
 import math
+from collections import deque
 from collections.abc import Callable
 
 import numpy as np
 from scipy.linalg import lapack
+from torch import Tensor
 
+from skgp.linalg.runtime import namespace
 from skgp.optim.bfgs import falls_enough, held_at_bounds, shortening
-from skgp.optim.defaults import LONGEST_STEP, SHORTEST_STEP
+from skgp.optim.defaults import LONGEST_STEP, MIXED_PLACES, MIXING_RIDGE, SHORTEST_STEP
 
 #: At x (p,): the loss, inf where it is not defined; its gradient (p,); and a function that returns
 #: the approximate Hessian (p, p), or None to keep the one before.
@@ -93,3 +109,36 @@ def _solve(M: np.ndarray, b: np.ndarray) -> np.ndarray:
         return b
     x, failed = lapack.dposv(M, b)[1:]
     return np.linalg.solve(M, b) if failed else x
+
+
+class AndersonMixing:
+    """The places that an iteration has come through."""
+
+    def __init__(self) -> None:
+        self._places = deque[Tensor](maxlen=MIXED_PLACES + 1)
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def restart(self) -> None:
+        """Forget them: the iteration jumped, or its map changed."""
+        self._places.clear()
+
+    def __call__(self, x: Tensor, image: Tensor, whiten: Callable[[Tensor], Tensor]) -> Tensor:
+        """Where to go from x (...) with that image (...), tensors or arrays.
+
+        `whiten` maps changes of x (k, ...) to vectors (k, p), whose norms say what counts.
+        """
+        xp = namespace(x)
+        residual = image - x
+        self._places.append(xp.stack([x, residual]))
+        if len(self._places) == 1:
+            return image
+        *past, last = self._places
+        changes = last - xp.stack(past)  # (k, 2, ...) of x and of its residual
+        whitened = whiten(xp.concatenate([changes[:, 1], residual[None]]))
+        A, rest = whitened[:-1], whitened[-1]
+        gram = A @ A.T
+        gram = gram + xp.diag(MIXING_RIDGE * gram.diagonal() + xp.finfo(gram.dtype).tiny)
+        share = xp.linalg.solve(gram, A @ rest)
+        return image - (share @ changes.sum(1).reshape(len(share), -1)).reshape(x.shape)

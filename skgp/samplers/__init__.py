@@ -13,10 +13,15 @@ from skgp.samplers.diagnostics import (
     stratified_resample,
 )
 from skgp.samplers.hmc import HMCResult, hamiltonian_monte_carlo
-from skgp.samplers.importance import ImportanceSamples, Rounds, adaptive_importance_sampling
+from skgp.samplers.importance import (
+    ImportanceSamples,
+    Rounds,
+    StudentMixture,
+    StudentT,
+    adaptive_importance_sampling,
+)
 from skgp.samplers.langevin import LangevinResult, stochastic_langevin
 from skgp.samplers.langevin_steps import NoisyGradient, PowerSchedule, noise_ratio
-from skgp.samplers.student_t import StudentMixture, StudentT
 
 __all__ = [
     "SEGMENT",

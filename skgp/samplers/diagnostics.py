@@ -331,3 +331,53 @@ def _tilted(functions: np.ndarray) -> np.ndarray | None:
         # A full step where no weight changes more than eightfold; the rest is damped.
         tilt += step * min(1.0, 2 / max(np.abs(functions @ step).max(), 1e-300))
     return None
+
+
+def spread_sample_size(
+    centred: np.ndarray, var: np.ndarray, weights: np.ndarray, pair: np.ndarray
+) -> float:
+    r""":math:`2 v_j^2 / V[\hat v_j]`, the least over the coordinates.
+
+    The delta method for a ratio of sums over mirrored pairs, which are independent of each other:
+    :math:`V[\hat v] \approx \sum_{pairs} (\sum_{i \in pair} w_i ((x_i - m)^2 - v))^2`.
+    """
+    influence = weights[:, None] * (centred**2 - var)
+    sums = np.stack([np.bincount(pair, column) for column in influence.T], axis=1)
+    errors = (sums**2).sum(axis=0)
+    sizes = np.divide(2 * var**2, errors, out=np.full(len(var), np.inf), where=errors > 0)
+    return float(sizes.min())
+
+
+def weighted_moments(x: np.ndarray, weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Mean (p,) and covariance (p, p) of points x (s, p) of weights (s,), of sum one."""
+    mean = weights @ x
+    centred = x - mean
+    return mean, (weights[:, None] * centred).T @ centred
+
+
+def normalised(log_weights: np.ndarray) -> tuple[np.ndarray, float]:
+    """Log of weights (s,) of sum one, and that of their sum before; of infinite ones as they are.
+
+    Relative to the largest: a log density of 1e10 leaves its logarithm six digits after the point,
+    and the weights as many of their sum.
+    """
+    largest = log_weights.max()
+    if not math.isfinite(largest):
+        return log_weights, float(largest)
+    relative = log_weights - largest
+    rest = logsumexp(relative)
+    return relative - rest, float(largest + rest)
+
+
+def tempered(log_weights: np.ndarray, enough: float) -> np.ndarray:
+    """Log of weights raised to the greatest power, at most 1, that leaves an ESS of `enough`."""
+    power, low = 1.0, 0.0
+    if effective_sample_size(log_weights) < enough:
+        high = 1.0
+        for _ in range(30):
+            power = (low + high) / 2
+            usable = effective_sample_size(power * log_weights) >= enough
+            low, high = (power, high) if usable else (low, power)
+        power = low
+    # A power of exactly 0 would count points outside the support.
+    return normalised(np.where(np.isfinite(log_weights), power * log_weights, -np.inf))[0]

@@ -33,7 +33,7 @@ from joblib import Parallel, delayed
 from skgp.linalg.runtime import WithinBudget
 from skgp.samplers import defaults as tuned
 from skgp.samplers.diagnostics import Run, cholesky_factor, mixing
-from skgp.samplers.student_t import StudentMixture
+from skgp.samplers.importance import StudentMixture
 
 LogDensityAndGradient = Callable[[np.ndarray], tuple]
 _PATH = math.pi  # mathematical: longest path in whitened coordinates, where the period is 2 pi

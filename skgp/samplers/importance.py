@@ -29,17 +29,99 @@ References
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
+import torch
 from joblib import Parallel, delayed
-from scipy.special import logsumexp
+from scipy.special import chdtri, gammaln, logsumexp, ndtri
 
 from skgp.linalg.runtime import Callback, WithinBudget
 from skgp.samplers import defaults as tuned
-from skgp.samplers.diagnostics import cholesky_factor, effective_sample_size, pareto_k
-from skgp.samplers.student_t import StudentMixture, StudentT
+from skgp.samplers.diagnostics import (
+    cholesky_factor,
+    effective_sample_size,
+    normalised,
+    pareto_k,
+    spread_sample_size,
+    tempered,
+    weighted_moments,
+)
+
+
+@dataclass(frozen=True)
+class StudentT:
+    """Multivariate Student-t distribution; `factor` is the lower Cholesky factor of its scale."""
+
+    location: np.ndarray  # (p,)
+    factor: np.ndarray  # (p, p)
+    df: float
+
+    def log_density(self, x: np.ndarray) -> np.ndarray:
+        """Log-density of the rows of x (n, p), in nats; O(n p^2)."""
+        p, df = len(self.location), self.df
+        inverse, log_constant = self._inverse
+        z = (x - self.location) @ inverse.T
+        return log_constant - 0.5 * (df + p) * np.log1p((z**2).sum(axis=1) / df)
+
+    @cached_property
+    def _inverse(self) -> tuple[np.ndarray, float]:
+        """Inverse factor (p, p), and the log-density at the location."""
+        p, df = len(self.location), self.df
+        constant = gammaln((df + p) / 2) - gammaln(df / 2) - 0.5 * p * math.log(df * math.pi)
+        log_volume = np.log(np.diag(self.factor)).sum()
+        return np.linalg.inv(self.factor), float(constant - log_volume)
+
+    def draw(self, n_points: int, rng: np.random.Generator) -> np.ndarray:
+        """Quasi-random points (n_points, p) in pairs mirrored at the location; n_points even."""
+        p = len(self.location)
+        engine = torch.quasirandom.SobolEngine(p + 1, scramble=True, seed=int(rng.integers(2**31)))
+        uniform = (
+            engine.draw(n_points // 2, dtype=torch.float64).numpy().clip(tuned.EDGE, 1 - tuned.EDGE)
+        )
+        radius = np.sqrt(self.df / chdtri(self.df, uniform[:, -1:]))
+        step = (ndtri(uniform[:, :-1]) * radius) @ self.factor.T
+        return self.location + np.concatenate([step, -step])
+
+    def sample(self, n_points: int, rng: np.random.Generator) -> np.ndarray:
+        """Independent points (n_points, p)."""
+        radius = np.sqrt(self.df / rng.chisquare(self.df, (n_points, 1)))
+        normal = rng.standard_normal((n_points, len(self.location)))
+        return self.location + (normal * radius) @ self.factor.T
+
+
+@dataclass(frozen=True)
+class StudentMixture:
+    """Mixture of Student-t distributions of the given shares (m,), of sum one."""
+
+    components: list[StudentT]
+    shares: np.ndarray
+
+    def log_density(self, x: np.ndarray) -> np.ndarray:
+        """Log-density of the rows of x (n, p), in nats."""
+        terms = [q.log_density(x) for q in self.components]
+        return logsumexp(np.stack(terms, axis=1) + np.log(self.shares), axis=1)
+
+    def sample(self, n_points: int, rng: np.random.Generator) -> np.ndarray:
+        """Independent points (n_points, p)."""
+        owner = rng.choice(len(self.shares), size=n_points, p=self.shares)
+        x = np.empty((n_points, len(self.components[0].location)))
+        for m in np.unique(owner):
+            x[owner == m] = self.components[m].sample(int((owner == m).sum()), rng)
+        return x
+
+    def scale(self) -> tuple[np.ndarray, np.ndarray]:
+        """Mean (p,), and covariance (p, p) were the components normal."""
+        locations = np.array([q.location for q in self.components])
+        mean = self.shares @ locations
+        between = (locations - mean).T * self.shares @ (locations - mean)
+        within = [
+            share * q.factor @ q.factor.T
+            for share, q in zip(self.shares, self.components, strict=True)
+        ]
+        return mean, between + np.sum(within, axis=0)
+
 
 LogDensity = Callable[[np.ndarray], Any]
 
@@ -236,20 +318,20 @@ def _weigh(rounds: list[_Round], target_ess: float, max_pareto_k: float) -> Impo
         for q, count in zip(each.proposals, each.counts(), strict=True)
         if count
     ]
-    log_weights, total = _normalised(log_density - logsumexp(terms, 0))
+    log_weights, total = normalised(log_density - logsumexp(terms, 0))
     if not math.isfinite(total):
         raise ValueError(
             f"The target is zero (or infinite) at all {len(x)} points of the first proposal; start "
             "from a mean and covariance nearer to it."
         )
-    mean, covariance = _moments(x, np.exp(log_weights))
+    mean, covariance = weighted_moments(x, np.exp(log_weights))
     sizes = [len(each.points) for each in rounds]
     firsts = np.cumsum([0, *sizes])
     pair = np.concatenate(
         [first + each.pair[:size] for first, each, size in zip(firsts, rounds, sizes, strict=False)]
     )
     ess, k = effective_sample_size(log_weights), pareto_k(log_weights)
-    spread = _ess_spread(x - mean, covariance.diagonal(), np.exp(log_weights), pair)
+    spread = spread_sample_size(x - mean, covariance.diagonal(), np.exp(log_weights), pair)
     good = ess >= target_ess and spread >= target_ess / 2 and k < max_pareto_k
     return ImportanceSamples(
         points=x,
@@ -267,27 +349,6 @@ def _weigh(rounds: list[_Round], target_ess: float, max_pareto_k: float) -> Impo
     )
 
 
-def _ess_spread(
-    centred: np.ndarray, var: np.ndarray, weights: np.ndarray, pair: np.ndarray
-) -> float:
-    r""":math:`2 v_j^2 / V[\hat v_j]`, the least over the coordinates.
-
-    The delta method for a ratio of sums over mirrored pairs, which are independent of each other:
-    :math:`V[\hat v] \approx \sum_{pairs} (\sum_{i \in pair} w_i ((x_i - m)^2 - v))^2`.
-    """
-    influence = weights[:, None] * (centred**2 - var)
-    sums = np.stack([np.bincount(pair, column) for column in influence.T], axis=1)
-    errors = (sums**2).sum(axis=0)
-    sizes = np.divide(2 * var**2, errors, out=np.full(len(var), np.inf), where=errors > 0)
-    return float(sizes.min())
-
-
-def _moments(x: np.ndarray, weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    mean = weights @ x
-    centred = x - mean
-    return mean, (weights[:, None] * centred).T @ centred
-
-
 def _refitted(
     samples: ImportanceSamples, mixture: list[StudentT], shares: np.ndarray, df: float
 ) -> tuple[list[StudentT], np.ndarray]:
@@ -302,7 +363,7 @@ def _refitted(
     # p (p + 1) / 2 numbers are fitted.
     enough = min(10 + tuned.POINTS_A_DIRECTION * p, 0.5 * len(x))
     squares = (x - samples.mean) ** 2 / np.maximum(samples.covariance.diagonal(), tuned.TINY)
-    log_weights = _tempered(samples.log_weights + np.log1p(squares.max(axis=1)), enough)
+    log_weights = tempered(samples.log_weights + np.log1p(squares.max(axis=1)), enough)
     terms = np.stack([q.log_density(x) for q in mixture]) + np.log(shares / shares.sum())[:, None]
     log_parts = log_weights + terms - logsumexp(terms, axis=0)  # (m, s)
     totals = logsumexp(log_parts, axis=1)
@@ -325,36 +386,8 @@ def _fitted(
     Where these are fewer than half of what a direction needs, times p, their covariance, of a rank
     no higher than their number, is shrunk to the one that the component has.
     """
-    mean, covariance = _moments(x, weights)
+    mean, covariance = weighted_moments(x, weights)
     share = min(1.0, n_effective / (0.5 * tuned.POINTS_A_DIRECTION * x.shape[1]))
     if share < 1.0:
         covariance = share * covariance + (1 - share) * (q.factor @ q.factor.T) / tuned.SCALE**2
     return _proposal(mean, covariance, 1, df)
-
-
-def _tempered(log_weights: np.ndarray, enough: float) -> np.ndarray:
-    """Log of weights raised to the greatest power, at most 1, that leaves an ESS of `enough`."""
-    power, low = 1.0, 0.0
-    if effective_sample_size(log_weights) < enough:
-        high = 1.0
-        for _ in range(30):
-            power = (low + high) / 2
-            usable = effective_sample_size(power * log_weights) >= enough
-            low, high = (power, high) if usable else (low, power)
-        power = low
-    # A power of exactly 0 would count points outside the support.
-    return _normalised(np.where(np.isfinite(log_weights), power * log_weights, -np.inf))[0]
-
-
-def _normalised(log_weights: np.ndarray) -> tuple[np.ndarray, float]:
-    """Log of weights (s,) of sum one, and that of their sum before; of infinite ones as they are.
-
-    Relative to the largest: a log density of 1e10 leaves its logarithm six digits after the point,
-    and the weights as many of their sum.
-    """
-    largest = log_weights.max()
-    if not math.isfinite(largest):
-        return log_weights, float(largest)
-    relative = log_weights - largest
-    rest = logsumexp(relative)
-    return relative - rest, float(largest + rest)

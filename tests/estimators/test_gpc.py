@@ -153,7 +153,7 @@ def test_the_probit_link_is_that_of_its_own_likelihood():
     ],
 )
 def test_auto_takes_the_method_that_suits(monkeypatch, inputs, params, method, reason):
-    monkeypatch.setattr(_front_door, "EXACT_ROWS", 20)
+    monkeypatch.setattr(_front_door.defaults, "EXACT_ROWS", 20)
     model = GaussianProcessClassifier(optimizer=None, random_state=0, **params)
     model.fit(inputs, Y[: len(inputs)])
     assert model.method_ == method and reason in model.reason_

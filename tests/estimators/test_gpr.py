@@ -284,7 +284,7 @@ SERIES = X[:, :1]
 
 @pytest.fixture
 def few_exact(monkeypatch):
-    monkeypatch.setattr(_front_door, "EXACT_ROWS", 20)
+    monkeypatch.setattr(_front_door.defaults, "EXACT_ROWS", 20)
 
 
 @pytest.mark.parametrize(
@@ -321,7 +321,7 @@ def test_auto_takes_the_method_that_suits(few_exact, inputs, params, method, rea
     ],
 )
 def test_many_places_on_a_map_are_those_of_vecchia(few_exact, monkeypatch, inputs, kernel, method):
-    monkeypatch.setattr(_front_door, "MANY_PLACES", 30)
+    monkeypatch.setattr(_front_door.defaults, "MANY_PLACES", 30)
     model = GaussianProcessRegressor(kernel, optimizer=None, random_state=0).fit(inputs, Y)
     assert model.method_ == method
 

@@ -153,7 +153,7 @@ def test_newton_starts_from_start(X, Y, route):
 
 
 def test_newton_loss_falls_from_step_to_step(X, Y, route, monkeypatch):
-    monkeypatch.setattr(newton_steps, "MAX_CG", 20)
+    monkeypatch.setattr(newton_steps.defaults, "MAX_CG", 20)
     """Also from a start so far off that whole steps would overshoot."""
     start = torch.full((M, C), 40.0, dtype=torch.float64)
     result = fit(StreamedDesign(BASIS, X), Y, start=start, prior_variance=1e4, **route)
@@ -220,7 +220,7 @@ def test_newton_degenerate_data_are_finite(X, Y, route, case):
     ids=["exact", "cg"],
 )
 def test_newton_directions_solve_with_the_hessian_of_each_column(X, rng, directions, monkeypatch):
-    monkeypatch.setattr(newton_steps, "MAX_CG", 60)
+    monkeypatch.setattr(newton_steps.defaults, "MAX_CG", 60)
     curvature, a = rng.uniform(0.0, 0.25, (N, C)), np.array([0.5, 3.0, 20.0])
     B = rng.standard_normal((M, C))
     direction = directions(

@@ -7,11 +7,11 @@ from sklearn.gaussian_process.kernels import RBF
 
 from skgp.blocks import sum_of_neighbors
 from skgp.data import Data
-from skgp.inference.laplace import hessian_covariance, laplace_covariance, log_evidence
+from skgp.inference.laplace import ClassRows, fit_newton_sums, laplace_covariance, log_evidence
 from skgp.inference.newton import fit_newton, newton_problem
-from skgp.inference.newton_sums import ClassRows, fit_newton_sums
 from skgp.inference.weights.bases import WhitenedInducingBasis
 from skgp.inference.weights.design import StreamedDesign
+from skgp.inference.weights.gram import hessian_covariance
 from skgp.likelihoods import Bernoulli
 from skgp.linalg import NumericalWarning
 

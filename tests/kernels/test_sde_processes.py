@@ -9,7 +9,6 @@ import pytest
 import torch
 from scipy import special
 
-from skgp.kernels.sde_oscillator import Oscillator
 from skgp.kernels.sde_processes import (
     INTEGRATED,
     LINE,
@@ -17,6 +16,7 @@ from skgp.kernels.sde_processes import (
     MATERN32,
     MATERN52,
     ROTATION,
+    Oscillator,
     lower_gamma,
 )
 from skgp.kernels.sde_rational import GAUSSIAN4, GAUSSIANS

@@ -5,7 +5,7 @@ import torch
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel
 
 from skgp.data import Data
-from skgp.learning.latent_starts import latent_numbers, search_by_numbers
+from skgp.learning.label_scales import latent_numbers, search_by_numbers
 from skgp.learning.search import SearchSettings
 from skgp.likelihoods import Poisson
 

@@ -151,8 +151,8 @@ def test_families_compete_in_rounds_while_the_likeliest_gains(many, gain, rounds
         climbed.append(kernel)
         return _Trial(kernel, -gain * ((len(climbed) - 1) // 3))
 
-    monkeypatch.setattr("skgp.learning.vecchia.JOINT_ROWS", many)
-    monkeypatch.setattr("skgp.learning.vecchia.VECCHIA_START_ROWS", 60)
+    monkeypatch.setattr("skgp.learning.defaults.JOINT_ROWS", many)
+    monkeypatch.setattr("skgp.learning.defaults.VECCHIA_START_ROWS", 60)
     monkeypatch.setattr(search, "climb", climb)
     monkeypatch.setattr(search, "best", lambda trials: trials)
     found = search.best_family([far.kernel, near.kernel], far.kernel)
@@ -161,7 +161,7 @@ def test_families_compete_in_rounds_while_the_likeliest_gains(many, gain, rounds
 
 def test_rounds_of_families_end_with_a_stopped_search(monkeypatch):
     search, far, near = far_and_near()
-    monkeypatch.setattr("skgp.learning.vecchia.JOINT_ROWS", 999)
+    monkeypatch.setattr("skgp.learning.defaults.JOINT_ROWS", 999)
     search.recorder = LossRecorder(lambda step, info: True)
     asked, evidence = [], search.evidence
     monkeypatch.setattr(search, "evidence", lambda *of: asked.append(of) or evidence(*of))

@@ -17,7 +17,7 @@ from skgp.likelihoods import (
     defaults,
     product_sampling,
 )
-from skgp.likelihoods.product_sampling import product_noise
+from skgp.likelihoods.log_expectation import product_noise
 from tests.reference.product_density import ProductDensity
 from tests.same import assert_same
 

@@ -5,7 +5,7 @@ import math
 import torch
 
 from skgp.optim.defaults import MIXED_PLACES
-from skgp.optim.mixing import AndersonMixing
+from skgp.optim.scoring import AndersonMixing
 
 
 def linear_map(p, generator):

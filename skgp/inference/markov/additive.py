@@ -31,8 +31,7 @@ from skgp.inference.markov.additive_bins import (
     bin_sums,
     rows_of,
 )
-from skgp.inference.markov.additive_rows import RowsPrior
-from skgp.inference.markov.additive_sites import RowsPosterior, condition_rows
+from skgp.inference.markov.additive_sites import RowsPosterior, RowsPrior, condition_rows
 from skgp.inference.markov.additive_states import (
     AdditiveState,
     BinnedState,

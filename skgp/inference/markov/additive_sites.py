@@ -34,14 +34,33 @@ of which the factor U loses nothing of a small row to a large one: rows are sort
 (Cox and Higham, 1998, Stability of Householder QR factorization for weighted least squares).
 """
 
+from collections.abc import Sequence
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from skgp.inference.defaults import SHARP_SITE
-from skgp.inference.markov.additive_rows import RowsPrior
+from skgp.kernels.sde_lags import Covariances
 from skgp.linalg.cholesky import cho_solve, jittered_cholesky, log_det
+
+
+class RowsPrior:
+    """Covariance K (m, m) of the sum at the distinct rows x (c, m), for fixed dynamics."""
+
+    def __init__(self, dynamics: Sequence[Any], x: Tensor) -> None:
+        self.covariances, self.x = Covariances(dynamics), x
+        self.K = self.covariances.symmetric(x)
+
+    @cached_property
+    def factor(self) -> Tensor:
+        """Lower Cholesky factor of K."""
+        return jittered_cholesky(self.K).factor
+
+    def levels(self, shares: Tensor) -> Tensor:
+        r"""Covariances :math:`\sum_i p_i k_j(x_i, \cdot)` of the components' means, (c, m)."""
+        return self.covariances.levels(self.x, shares)
 
 
 class RowsPosterior:

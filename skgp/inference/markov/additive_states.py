@@ -36,8 +36,7 @@ from skgp.inference.markov.additive_bins import (
     AdditivePosterior,
     Bins,
 )
-from skgp.inference.markov.additive_rows import RowsPrior
-from skgp.inference.markov.additive_sites import RowsPosterior, condition_rows
+from skgp.inference.markov.additive_sites import RowsPosterior, RowsPrior, condition_rows
 from skgp.inference.markov.conditionals import condition
 from skgp.inference.markov.posterior import Posterior
 from skgp.inference.markov.states import LazyState, SeriesState

@@ -40,21 +40,8 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from skgp.inference.defaults import (
-    CHUNKS_BYTES,
-    DENSE_LENGTHS,
-    DENSE_STATES,
-    FARTHEST_TOP,
-    FEW_POINTS,
-    LARGEST_RATIO,
-    MANY_STATES,
-    POINTS_A_STATE,
-    REGULAR,
-    SHORTEST_LENGTH,
-    SMALL_WEIGHT,
-    TILE_MATRICES,
-)
-from skgp.inference.markov.chunk_filter import Joint, Joints, Tile
+from skgp.inference import defaults
+from skgp.inference.markov.elements import Joint, Joints, Tile
 from skgp.inference.markov.passes import GradientSums
 from skgp.kernels.sde import Dynamics
 from skgp.kernels.sde_lags import Generators
@@ -153,9 +140,11 @@ class DenseChunks:
         self._clocks = generators.clock(gaps)
         #: Whether no chunk is too long.
         self.is_valid = self._clocks is not None
-        self.tile_size = max(1, TILE_MATRICES // length**2)
+        self.tile_size = max(1, defaults.TILE_MATRICES // length**2)
         numbers = length + 5 * dynamics.n_states + 2
-        self._kept: list[Tile] | None = [] if 8 * gaps.numel() * numbers <= CHUNKS_BYTES else None
+        self._kept: list[Tile] | None = (
+            [] if 8 * gaps.numel() * numbers <= defaults.CHUNKS_BYTES else None
+        )
 
     def tiles(self) -> Iterator[Tile]:
         """Some chunks after the other, which a second call takes over and a third makes anew."""
@@ -263,7 +252,7 @@ def _moments(chunks: DenseChunks, tile: Tile, joint: Joint) -> Tensor:
     weight = tile.root.square()
     mean = (tile.y - slopes.alpha) / tile.root
     var = (1.0 - slopes.diagonal) / weight
-    is_small = weight * chunks.variance < SMALL_WEIGHT
+    is_small = weight * chunks.variance < defaults.SMALL_WEIGHT
     if bool(is_small.any()):
         given = _small_moments(chunks, tile, joint, slopes.alpha)
         mean, var = (torch.where(is_small, *each) for each in zip(given, (mean, var), strict=True))
@@ -296,15 +285,15 @@ def dense_evidence(
         spread = dynamics.transition(gaps[1:].sum()[None])[1][..., 0]
     variance = float(dynamics.observation @ spread @ dynamics.observation)
     low, high = map(float, weight.aminmax())
-    if not (low >= 0 and high * variance <= LARGEST_RATIO):
+    if not (low >= 0 and high * variance <= defaults.LARGEST_RATIO):
         return None
     generators = Generators([block for _, block in dynamics.blocks])
     tops = _centres(beta, weight, centre)
     if not generators.is_complete or tops is None:
         return None
-    length = DENSE_LENGTHS[dynamics.n_states >= MANY_STATES]
+    length = defaults.DENSE_LENGTHS[dynamics.n_states >= defaults.MANY_STATES]
     with torch.inference_mode():
-        while length >= SHORTEST_LENGTH:
+        while length >= defaults.SHORTEST_LENGTH:
             chunks = DenseChunks(dynamics, gaps, weight, tops, generators, length)
             if chunks.is_valid:
                 found = DenseEvidence(chunks)
@@ -316,10 +305,13 @@ def dense_evidence(
 def _is_fast(dynamics: Dynamics, gaps: Tensor) -> bool:
     """Whether steps from point to point, of which few take few states, cost more."""
     d, n = dynamics.n_states, len(gaps)
-    if n <= max(FEW_POINTS, POINTS_A_STATE * d**2) or d >= DENSE_STATES[1]:
+    if (
+        n <= max(defaults.FEW_POINTS, defaults.POINTS_A_STATE * d**2)
+        or d >= defaults.DENSE_STATES[1]
+    ):
         return True
     low, high = map(float, gaps[1:].aminmax())
-    return d >= DENSE_STATES[0] and high - low > REGULAR * high
+    return d >= defaults.DENSE_STATES[0] and high - low > defaults.REGULAR * high
 
 
 def _centres(
@@ -339,6 +331,6 @@ def _centres(
             top, given = at, centre
         centre = at
         above = 0.5 * weight * (top - centre) ** 2
-    if bool((is_site | (beta == 0)).all()) and float(above.max()) <= FARTHEST_TOP:
+    if bool((is_site | (beta == 0)).all()) and float(above.max()) <= defaults.FARTHEST_TOP:
         return top, float(above.sum()), given
     return None

@@ -37,9 +37,9 @@ import torch
 from torch import Tensor
 
 from skgp.inference.markov.columns import ColumnStates, DenseColumns, SeriesColumns, between
+from skgp.inference.markov.exact_sites import posterior_of
 from skgp.inference.markov.posterior import Posterior, time_before
 from skgp.inference.markov.series import Series
-from skgp.inference.markov.short_posterior import posterior_of
 from skgp.inference.markov.states import FilterEnd, SeriesState, forecast_moments, running_sums
 from skgp.inference.markov.terms import Terms
 from skgp.kernels.sde import Dynamics

@@ -23,17 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from skgp.inference.defaults import (
-    CHUNKS_BYTES,
-    LENGTH,
-    MAX_CHUNKS,
-    MAX_LENGTH,
-    MAX_TABLE,
-    MAX_TIMES,
-    MIN_LENGTH,
-    MOST_TIMES,
-    TIMES_A_STATE,
-)
+from skgp.inference import defaults
 from skgp.kernels.sde import Dynamics
 from skgp.linalg.runtime import tile_rows
 
@@ -257,7 +247,7 @@ class Lags:
 
 def few_times(n_states: int) -> float:
     """Up to which a Cholesky factor, n^3, costs less than a sweep, n d^3."""
-    return max(MAX_TIMES, min(TIMES_A_STATE * n_states**1.5, MOST_TIMES))
+    return max(defaults.MAX_TIMES, min(defaults.TIMES_A_STATE * n_states**1.5, defaults.MOST_TIMES))
 
 
 @lru_cache(maxsize=16)
@@ -274,8 +264,10 @@ class Chunks:
 
     def __init__(self, n: int, n_states: int) -> None:
         # A step has much the same price for few chunks as for many, a chunk that of its joints.
-        length = min(max(MIN_LENGTH, int(LENGTH * n_states * n**0.5)), MAX_LENGTH)
-        target = min(MAX_CHUNKS, max(1, n // length))
+        length = min(
+            max(defaults.MIN_LENGTH, int(defaults.LENGTH * n_states * n**0.5)), defaults.MAX_LENGTH
+        )
+        target = min(defaults.MAX_CHUNKS, max(1, n // length))
         self.n = n
         self.length = -(-n // target)
         self.count = -(-n // self.length)
@@ -296,7 +288,7 @@ class Chunks:
     def tiles(self, n_states: int, width: int = 0) -> Iterator[slice]:
         """Slices of chunks whose matrices, and `width` numbers a point, fit in memory together."""
         numbers = 6 * n_states**2 + 4 * n_states + 8 + width
-        size = tile_rows(8 * numbers * self.length, CHUNKS_BYTES)
+        size = tile_rows(8 * numbers * self.length, defaults.CHUNKS_BYTES)
         for start in range(0, self.count, size):
             yield slice(start, min(start + size, self.count))
 
@@ -357,15 +349,15 @@ def _look_up(table: Tensor, which: Tensor) -> Tensor:
 
 def _distinct(gaps: Tensor) -> tuple[Tensor | None, Tensor | None]:
     """Distinct gaps (k,) and which one each gap is (n,); None where there are too many."""
-    sample = gaps[:: max(1, len(gaps) // (4 * MAX_TABLE))]
-    if len(_keys(sample, len(gaps) / len(sample)).unique()) > MAX_TABLE:
+    sample = gaps[:: max(1, len(gaps) // (4 * defaults.MAX_TABLE))]
+    if len(_keys(sample, len(gaps) / len(sample)).unique()) > defaults.MAX_TABLE:
         return None, None
     keys = _keys(gaps)
     low, high = (float(v) for v in torch.aminmax(keys))
     if high - low <= 1 and high < torch.inf:
         return gaps.mean()[None], None
     values, which = keys.unique(return_inverse=True)
-    if len(values) > min(MAX_TABLE, len(gaps) // 2):
+    if len(values) > min(defaults.MAX_TABLE, len(gaps) // 2):
         return None, None
     # Gaps that are equal, or infinite, keep their value to the last digit: remainders are averaged.
     first = gaps.new_empty(len(values)).scatter_(0, which, gaps)

@@ -16,7 +16,7 @@ natural gradient is the way to the targets [2]_
 summed over the rows that share a site; a step
 :math:`\lambda \leftarrow (1 - \rho) \lambda + \rho \lambda^*` of :math:`\lambda = (\beta, \omega)`
 that is short enough raises the ELBO. :math:`\rho` is 1 unless the ELBO falls, when it is halved.
-Whole steps to targets without negative weights are mixed (:mod:`skgp.optim.mixing`), in the norm
+Whole steps to targets without negative weights are mixed (:mod:`skgp.optim.scoring`), in the norm
 whose half square is what they promise to gain were the times independent; a mixed step that does
 not raise the ELBO is left for the plain one.
 The targets of Gaussian noise do not depend on q: they are exact at once. Where the sites have
@@ -41,6 +41,7 @@ References
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -48,13 +49,75 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from skgp.inference.defaults import ROUNDING, SETTLED, SETTLED_MIX, SHORTEST
-from skgp.inference.markov.expectations import expectations
+from skgp.inference import defaults
 from skgp.inference.markov.series import Series
 from skgp.likelihoods import Likelihood
 from skgp.linalg.runtime import Callback, namespace
 from skgp.optim.loop import NonFiniteLossError
-from skgp.optim.mixing import AndersonMixing
+from skgp.optim.scoring import AndersonMixing
+
+
+def expectations(
+    likelihood: Likelihood, y: Tensor, mean: Tensor, var: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Expected log-density of each row under N(mean, var), and expected derivatives in f; (n,)."""
+    if len(y) <= defaults.SITES_TILE:
+        return likelihood.expected_log_prob_and_derivatives(y, mean, var)
+
+    def tile(rows: slice) -> tuple[Tensor, Tensor, Tensor]:
+        part = likelihood.rows(rows)
+        return part.expected_log_prob_and_derivatives(y[rows], mean[rows], var[rows])
+
+    tiles = (
+        slice(start, start + defaults.SITES_TILE) for start in range(0, len(y), defaults.SITES_TILE)
+    )
+    expected, slope, curvature = zip(*map(tile, tiles), strict=True)
+    return torch.cat(expected), torch.cat(slope), torch.cat(curvature)
+
+
+def likelihood_gradient(
+    likelihood: Likelihood,
+    parameters: Tensor,
+    rows: tuple[Tensor, Tensor, Tensor],
+    weighted: Callable[[Tensor], Tensor],
+    log_exposure: Tensor | None,
+) -> Tensor:
+    """Gradient of the expected log-density in the parameters (p,) of the likelihood.
+
+    `rows` are targets, means and variances of f, (n,) each, as `log_exposure` of counts; `weighted`
+    maps values of the rows (n,) to values that add up to their weighted sum.
+    """
+    if not parameters.numel():
+        return parameters
+    leaf = parameters.detach().requires_grad_()
+    with torch.enable_grad():
+        expected = likelihood.with_parameters(leaf).at(log_exposure).expected_log_prob(*rows)
+        return torch.autograd.grad(weighted(expected).sum(), leaf)[0]
+
+
+def left_out_moments(
+    likelihood: Likelihood, y: Tensor, mean: Tensor, var: Tensor, weight: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    r"""Moments of f at each row, the row's own site divided out.
+
+    Where the sites have converged, that of a row is :math:`\omega = -E_q[\partial^2 \log p]`,
+    :math:`\beta = E_q[\partial \log p] + \omega m`, so that
+
+    .. math:: v' = \frac{v}{1 - \omega v}, \qquad m' = m - v' E_q[\partial \log p].
+
+    Exact leave-one-out for a site at every time, given those of the others and the
+    hyper-parameters. Of inducing states it takes the row to tell of f and not of their projection:
+    the same where they are dense enough.
+
+    `mean` and `var` (n,) are those of f under q, prior mean included. Of a `weight` (n,) one unit
+    is left out, or what there is: a weight of 2 equals the row given twice.
+    """
+    _, slope, curvature = expectations(likelihood, y, mean, var)
+    if weight is not None:
+        left = weight.clamp_max(1.0)
+        slope, curvature = left * slope, left * curvature
+    cavity = var / (1 + curvature * var).clamp_min(defaults.LEAST_SHARE)
+    return mean - cavity * slope, cavity
 
 
 @dataclass(frozen=True)
@@ -126,7 +189,7 @@ class SiteBound(ABC):
         elbo = fit - sum(divergence)
         if not math.isfinite(elbo):
             return None
-        rounding = ROUNDING * (abs(fit) + sum(map(abs, divergence)))
+        rounding = defaults.ROUNDING * (abs(fit) + sum(map(abs, divergence)))
         return SiteFit(*sites, posterior, elbo, rounding, *rows, slope, curvature)
 
     @abstractmethod
@@ -177,11 +240,11 @@ def climb(
         return callback is not None and bool(callback(n_iter, {"loss": -point.elbo, "step": step}))
 
     converged, stopped, settled, gain = False, is_to_stop(), False, math.inf
-    while n_iter < max_iter and step >= SHORTEST and not (stopped or converged):
+    while n_iter < max_iter and step >= defaults.SHORTEST and not (stopped or converged):
         cautious = cautious and bool((point.curvature > 0).any())
         target = bound.targets(point, cautious)
         # A mixed step may gain little by chance: what the next one promises is to be little, too.
-        little = SETTLED_MIX if settled else bound.negligible
+        little = defaults.SETTLED_MIX if settled else bound.negligible
         if not cautious and bound.expected_gain(point, *target) <= little * enough:
             converged = True
             break
@@ -204,7 +267,7 @@ def climb(
         to_come = gain * min(1.0, gain / last) if 0 < last < math.inf else gain
         stopped, settled = is_to_stop(), to_come <= enough and not cautious
         converged = settled and not mixes
-        cautious = cautious and gain > max(enough, SETTLED * bound.total)
+        cautious = cautious and gain > max(enough, defaults.SETTLED * bound.total)
         step = min(1.0, 2 * step)
     return replace(point, n_iter=n_iter, converged=converged)
 

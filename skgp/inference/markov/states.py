@@ -28,11 +28,10 @@ from torch import Tensor
 
 from skgp.inference.defaults import ADDED_ITER, ADDED_TOL, FILTERED_ROWS, PER_SCALE
 from skgp.inference.markov.conditionals import Conditionals, condition
-from skgp.inference.markov.exact_sites import fit_sites
+from skgp.inference.markov.exact_sites import fit_sites, posterior_of
 from skgp.inference.markov.inducing import draw_jointly, fit_inducing, shortest_scale
 from skgp.inference.markov.knots import Chain, PairPosterior, PairSites, infer_pairs
 from skgp.inference.markov.series import Series
-from skgp.inference.markov.short_posterior import posterior_of
 from skgp.kernels.sde import Dynamics, StateSpace, state_space
 from skgp.likelihoods import Likelihood
 from skgp.linalg.runtime import TensorState, constant_like, tile_rows

@@ -28,14 +28,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from skgp.inference.defaults import (
-    BEYOND_TREND,
-    SMOOTH_FUNCTIONS,
-    SMOOTH_INTERVAL,
-    SMOOTH_SCALES,
-    TERM_VARIANCE,
-    TERM_VARIANCES,
-)
+from skgp.inference import defaults
 from skgp.linalg.runtime import TensorState, constant_like
 
 
@@ -102,7 +95,7 @@ class Polynomial(Term):
     def raw(self, x: Tensor) -> Tensor:
         """Features (n, q) of values x (n,); constant where their squares would overflow."""
         z = 2 * (x - self.low) / (self.high - self.low) - 1
-        z = z.clamp(-BEYOND_TREND, BEYOND_TREND)
+        z = z.clamp(-defaults.BEYOND_TREND, defaults.BEYOND_TREND)
         powers = [torch.ones_like(z), z, 1.5 * z * z - 0.5]
         return torch.stack(powers[: self.degree + 1], 1)
 
@@ -137,13 +130,13 @@ class Categorical(Term):
     Training rows, which have no new level, leave it its prior: unlike ones are draws from that.
     """
 
-    theta: Tensor = torch.tensor([math.log(TERM_VARIANCE)], dtype=torch.float64)
+    theta: Tensor = torch.tensor([math.log(defaults.TERM_VARIANCE)], dtype=torch.float64)
     n_levels: int = 1
 
     @property
     def bounds(self) -> tuple[Tensor, Tensor]:
         """Of theta, (t,) each."""
-        return tuple(self.theta.new_tensor([math.log(v)]) for v in TERM_VARIANCES)  # type: ignore
+        return tuple(self.theta.new_tensor([math.log(v)]) for v in defaults.TERM_VARIANCES)  # type: ignore
 
     def raw(self, x: Tensor) -> Tensor:
         """Features (n, q) of values x (n,)."""
@@ -164,7 +157,9 @@ class Categorical(Term):
 class Smooth(Term):
     """A slope and a Gaussian process of one column."""
 
-    theta: Tensor = torch.tensor([TERM_VARIANCE, SMOOTH_SCALES[1]], dtype=torch.float64).log()
+    theta: Tensor = torch.tensor(
+        [defaults.TERM_VARIANCE, defaults.SMOOTH_SCALES[1]], dtype=torch.float64
+    ).log()
     middle: float = 0.0
     half: float = 1.0
 
@@ -178,15 +173,17 @@ class Smooth(Term):
     @property
     def bounds(self) -> tuple[Tensor, Tensor]:
         """Of theta, (t,) each."""
-        low, _, high = SMOOTH_SCALES
-        pairs = zip(TERM_VARIANCES, (low, high), strict=True)
+        low, _, high = defaults.SMOOTH_SCALES
+        pairs = zip(defaults.TERM_VARIANCES, (low, high), strict=True)
         return tuple(self.theta.new_tensor(pair).log() for pair in pairs)  # type: ignore
 
     def raw(self, x: Tensor) -> Tensor:
         """Features (n, q) of values x (n,)."""
         z = (x - self.middle) / self.half
         w = constant_like(self._frequencies, x)
-        waves = (w * (z.clamp(-1, 1)[:, None] + SMOOTH_INTERVAL)).sin() / SMOOTH_INTERVAL**0.5
+        waves = (
+            w * (z.clamp(-1, 1)[:, None] + defaults.SMOOTH_INTERVAL)
+        ).sin() / defaults.SMOOTH_INTERVAL**0.5
         return torch.cat([z[:, None], waves], 1)
 
     def log_scales(self, theta: Tensor) -> Tensor:
@@ -197,8 +194,8 @@ class Smooth(Term):
 
     @property
     def _frequencies(self) -> Tensor:
-        k = torch.arange(1, SMOOTH_FUNCTIONS + 1, dtype=torch.float64)
-        return math.pi * k / (2 * SMOOTH_INTERVAL)
+        k = torch.arange(1, defaults.SMOOTH_FUNCTIONS + 1, dtype=torch.float64)
+        return math.pi * k / (2 * defaults.SMOOTH_INTERVAL)
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ import torch
 from scipy import sparse
 from torch import Tensor
 
-from skgp.inference.defaults import ASSEMBLED, ENTRY_BYTES, TABLE_POINTS
+from skgp.inference import defaults
 from skgp.inference.neighbors.conditionals import LocalConditionals, Tiles, prior_variance
 from skgp.linalg.runtime import tile_rows
 
@@ -74,7 +74,7 @@ class TriangleSum:
         self._halved = torch.where(self._i == self._j, 0.5, 1.0).to(Z)
         self._pending: list[tuple[Tensor, Tensor]] = []
         self._n_pending = 0
-        on_host = _HalfTable if len(Z) <= TABLE_POINTS else _HalfOnHost
+        on_host = _HalfTable if len(Z) <= defaults.TABLE_POINTS else _HalfOnHost
         make = on_host if Z.device.type == "cpu" else _HalfOnDevice
         self._half: _HalfTable | _HalfOnHost | _HalfOnDevice = make(Z)
 
@@ -103,7 +103,9 @@ class TriangleSum:
     def _add(self, active: Tensor, upper: Tensor) -> None:
         self._pending.append((active, upper))
         self._n_pending += upper.numel()
-        if self._n_pending > tile_rows(ENTRY_BYTES, ENTRY_BYTES * ASSEMBLED):
+        if self._n_pending > tile_rows(
+            defaults.ENTRY_BYTES, defaults.ENTRY_BYTES * defaults.ASSEMBLED
+        ):
             self._flush()
 
     def _flush(self) -> None:
@@ -286,3 +288,20 @@ def multiply(matrix: Tensor, V: Tensor) -> Tensor:
 def index_type(n_values: int) -> torch.dtype:
     """Of indices of so many values."""
     return torch.int32 if n_values <= 2**31 - 1 else torch.int64
+
+
+#: What needs less memory.
+ROOM = "Use a smaller n_neighbors or n_inducing"
+
+
+def shared_entries(active: Tensor, M: int) -> float:
+    """Entries of Q about: the pairs of M inducing points that share a row of `active` (n, H).
+
+    Counted at some inducing points.
+    """
+    rows = active.cpu().numpy()
+    n, H = rows.shape
+    ends = np.arange(0, n * H + 1, H)
+    member = sparse.csr_matrix((np.ones(n * H, np.float32), rows.reshape(-1), ends), (n, M))
+    some = np.arange(0, M, -(-M // defaults.COUNTED_POINTS))
+    return M * (member.tocsc()[:, some].T @ member).nnz / len(some)

@@ -59,7 +59,8 @@ from skgp.inference.neighbors.search import NeighborSearch
 from skgp.inference.pathwise import greedy_variance
 from skgp.kernels.gram import gram, gram_diag
 from skgp.linalg.cholesky import jittered_cholesky, log_det
-from skgp.linalg.runtime import gather_rows, tile_rows
+from skgp.linalg.runtime import tile_rows
+from skgp.linalg.small_matrices import gather_rows
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,8 @@ from skgp.inference import defaults
 from skgp.kernels.distances import origin
 from skgp.kernels.expression import stationary
 from skgp.kernels.gram import gram, gram_diag, gram_tile
-from skgp.linalg.runtime import gather_rows, tile_rows
+from skgp.linalg.runtime import tile_rows
+from skgp.linalg.small_matrices import gather_rows
 
 
 class ScaledDistance:

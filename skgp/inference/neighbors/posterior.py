@@ -37,7 +37,8 @@ from skgp.inference.neighbors.conditionals import (
 )
 from skgp.inference.neighbors.search import distinct
 from skgp.kernels.gram import gram, gram_diag
-from skgp.linalg.runtime import TensorState, differentiable_in_rows, gather_rows, tile_rows
+from skgp.linalg.runtime import TensorState, differentiable_in_rows, tile_rows
+from skgp.linalg.small_matrices import gather_rows
 
 
 class LocalPredictor(TensorState):

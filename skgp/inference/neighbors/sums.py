@@ -35,16 +35,18 @@ from skgp.inference.natural import (
     whitened_divergence,
 )
 from skgp.inference.neighbors.assembly import (
+    ROOM,
     LocalPrior,
     PriorAssembly,
     PriorSums,
     TriangleSum,
     multiply,
+    shared_entries,
     symmetric_matrix,
 )
 from skgp.inference.neighbors.conditionals import SharedConditionals, Tiles, prior_variance
 from skgp.inference.neighbors.search import NeighborSearch
-from skgp.inference.neighbors.system import ROOM, local_variance, shared_entries
+from skgp.inference.neighbors.system import local_variance
 from skgp.kernels.gram import gram_diag
 from skgp.likelihoods import Likelihood
 from skgp.linalg.cg import CGResult, block_cg

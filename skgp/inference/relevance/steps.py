@@ -46,15 +46,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from skgp.inference.defaults import (
-    ALIGNED,
-    DICTIONARY_BYTES,
-    KEPT_FEATURES,
-    LEAST_FREE,
-    MAPPED_ROWS,
-    REFRESH_EVERY,
-    RESOLUTION,
-)
+from skgp.inference import defaults
 from skgp.inference.stochastic.basis import Array, KernelColumns, take_rows
 from skgp.inference.weights.design import StreamedDesign, check_sample_weight
 from skgp.inference.weights.gram import StreamingGram
@@ -123,10 +115,10 @@ def make_source(basis: KernelColumns, X: Array, y: Array, sample_weight: Tensor 
     A memory map X (n, d) is read in chunks when the Gram matrix is accumulated.
     """
     n, m = len(X), basis.n_features
-    kept = min(DICTIONARY_BYTES, KEPT_FEATURES * memory_budget())
+    kept = min(defaults.DICTIONARY_BYTES, defaults.KEPT_FEATURES * memory_budget())
     if n * m * 8 > kept >= m * m * 8:
         statistics = StreamingGram(basis)
-        for rows in all_rows(X).split(MAPPED_ROWS):
+        for rows in all_rows(X).split(defaults.MAPPED_ROWS):
             weight = None if sample_weight is None else sample_weight[rows]
             X_chunk, y_chunk = (take_rows(A, rows, torch.float64) for A in (X, y))
             statistics.update(X_chunk, y_chunk, weight)
@@ -226,7 +218,7 @@ class EvidenceState:
         """
         squared, beta = self.Q.square(), 1 / self.noise_variance
         S = self.S
-        new = (self._n_aligned == 0) & (beta * self.source.squares * RESOLUTION < S)
+        new = (self._n_aligned == 0) & (beta * self.source.squares * defaults.RESOLUTION < S)
         new &= squared > S
         ratio = torch.where(new, squared / S, 1.0)
         precision = torch.where(new, S / (ratio - 1), math.inf)
@@ -239,7 +231,7 @@ class EvidenceState:
         """The same for the functions in the model, shape (r,)."""
         s, variance = self.precision, self.covariance.diagonal()
         # Positive: the others may explain the function up to rounding.
-        least = RESOLUTION / self.noise_variance * self.source.squares[self.indices]
+        least = defaults.RESOLUTION / self.noise_variance * self.source.squares[self.indices]
         sparsity = torch.maximum(1 / variance - s, least)
         quality = self.mean / variance
         theta = quality.square() - sparsity
@@ -321,7 +313,7 @@ class EvidenceState:
         """Whether each function is nearly parallel to those of given Gram columns, (m, k)."""
         squares = self.source.squares
         lengths = (squares[:, None] * squares[indices]).sqrt()
-        return (columns.abs() > (1 - ALIGNED) * lengths).long()
+        return (columns.abs() > (1 - defaults.ALIGNED) * lengths).long()
 
     def _exact_log_evidence(self) -> float:
         source, noise = self.source, self.noise_variance
@@ -352,7 +344,7 @@ def maximise_evidence(
         settled = move.gain <= tol
         if not settled:
             state.apply(move)
-        if settled or iteration % REFRESH_EVERY == 0:
+        if settled or iteration % defaults.REFRESH_EVERY == 0:
             before = state.log_evidence
             sound = _refresh(state, exact, noise_floor, tol)
             settled = not sound or (settled and abs(state.log_evidence - before) <= tol)
@@ -392,7 +384,7 @@ def update_noise(state: EvidenceState, floor: float) -> None:
     state is exact before and after; the floor is not above its noise variance.
     """
     noise, before = state.noise_variance, state.log_evidence
-    free = max(state.source.n_rows - state.n_determined(), LEAST_FREE)
+    free = max(state.source.n_rows - state.n_determined(), defaults.LEAST_FREE)
     state.noise_variance = max(state.residual_square() / free, floor)
     state.refresh()
     if state.log_evidence < before:  # at the maximum, by rounding

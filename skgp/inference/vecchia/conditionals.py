@@ -42,7 +42,8 @@ from skgp.kernels.gradients import weighted_gradient
 from skgp.kernels.gram import gram, gram_diag
 from skgp.linalg import NotPositiveDefiniteError
 from skgp.linalg.cholesky import UnitLower, cho_solve, jittered_cholesky
-from skgp.linalg.runtime import gather_rows, tile_rows
+from skgp.linalg.runtime import tile_rows
+from skgp.linalg.small_matrices import gather_rows
 
 
 @dataclass(frozen=True)

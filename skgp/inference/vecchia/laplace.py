@@ -50,7 +50,8 @@ from skgp.inference.vecchia.hessian import (
 )
 from skgp.inference.vecchia.posterior import VecchiaPosterior
 from skgp.linalg.cholesky import cho_solve
-from skgp.linalg.runtime import Callback, gather_rows, tile_rows
+from skgp.linalg.runtime import Callback, tile_rows
+from skgp.linalg.small_matrices import gather_rows
 
 
 @dataclass(frozen=True)

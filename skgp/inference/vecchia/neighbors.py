@@ -21,22 +21,14 @@ import math
 import torch
 from torch import Tensor
 
-from skgp.inference.defaults import (
-    EARLIER_CANDIDATES,
-    EARLIER_SHARE,
-    FIRST_BLOCK,
-    LEAST_INFORMATION,
-    NEIGHBOR_TILE,
-    PRODUCT_COLUMNS,
-    THIN_DEGREE,
-    THIN_NEIGHBORS,
-)
+from skgp.inference import defaults
 from skgp.inference.neighbors.search import NeighborSearch
 from skgp.inference.vecchia.conditionals import residual_diagonal
 from skgp.kernels.expression import RBF
 from skgp.kernels.gram import gram, gram_diag
 from skgp.kernels.scales import robust_std
-from skgp.linalg.runtime import gather_rows, tile_rows
+from skgp.linalg.runtime import tile_rows
+from skgp.linalg.small_matrices import gather_rows
 
 
 @torch.no_grad()
@@ -49,7 +41,7 @@ def maximin_order(X: Tensor) -> Tensor:
     """
     rest = torch.arange(len(X), device=X.device)
     parts: list[Tensor] = []
-    while len(rest) > THIN_NEIGHBORS + 1:
+    while len(rest) > defaults.THIN_NEIGHBORS + 1:
         kept, reach = _thinned(X[rest])
         if kept.all():  # as many points at one place as are looked at
             break
@@ -66,9 +58,9 @@ def _thinned(X: Tensor) -> tuple[Tensor, Tensor]:
     """
     n, own = len(X), torch.arange(len(X), device=X.device)
     search = NeighborSearch(RBF(), X)
-    index = search.query(X, THIN_NEIGHBORS, own)
+    index = search.query(X, defaults.THIN_NEIGHBORS, own)
     distance = search.distances(X, index)
-    near = distance <= distance.flatten().kthvalue(THIN_DEGREE * n).values
+    near = distance <= distance.flatten().kthvalue(defaults.THIN_DEGREE * n).values
     kept, open_ = torch.zeros(n, dtype=torch.bool, device=X.device), torch.ones_like(own) > 0
     while open_.any():  # the first of all near ones that are open stays, and the others go
         first = ~(near & open_[index] & (index < own[:, None])).any(1)
@@ -97,7 +89,7 @@ def informative(kernel, X: Tensor, noises: Tensor) -> Tensor:
     """
     variance = gram_diag(kernel, X).mean()
     shares = variance / (variance + noises)
-    return shares >= LEAST_INFORMATION * shares.mean()
+    return shares >= defaults.LEAST_INFORMATION * shares.mean()
 
 
 @torch.no_grad()
@@ -133,21 +125,21 @@ def earlier_neighbors(
     found = rows[:, None].repeat(1, max(H, 0))
     if H < 1:
         return found
-    n_candidates = min(EARLIER_CANDIDATES * H, n - 1)
+    n_candidates = min(defaults.EARLIER_CANDIDATES * H, n - 1)
     features = X[:, :0] if features is None else features
     noise = torch.zeros_like(X[:, 0]) if noise is None else noise
     diagonal = residual_diagonal(gram_diag(kernel, X), features, noise)
     end = 1
     while end < n:
-        begin, end = end, min(n, max(2 * end, FIRST_BLOCK))
+        begin, end = end, min(n, max(2 * end, defaults.FIRST_BLOCK))
         place = ((rows >= begin) & (rows < end)).nonzero()[:, 0]
         if not len(place):
             continue
         search = NeighborSearch(kernel, X[:end])
-        pending, share = place, EARLIER_SHARE
+        pending, share = place, defaults.EARLIER_SHARE
         while len(pending):
             unsure = []
-            for some in pending.split(tile_rows(128 * n_candidates, 8 * NEIGHBOR_TILE)):
+            for some in pending.split(tile_rows(128 * n_candidates, 8 * defaults.NEIGHBOR_TILE)):
                 before = max(1, int(rows[some].min())) / end  # of the points, at least
                 k = min(math.ceil(share * n_candidates / before), end - 1)
                 near, sure = _earlier(search, X, rows[some], k, n_candidates)
@@ -182,7 +174,7 @@ def _select_greedily(
     c, m = near.shape[1], features.shape[1]
     if c <= H:
         return near
-    step = tile_rows(16 * c * (c + H + m), 8 * NEIGHBOR_TILE)
+    step = tile_rows(16 * c * (c + H + m), 8 * defaults.NEIGHBOR_TILE)
     if len(rows) > step:
         tiles = zip(rows.split(step), near.split(step), strict=True)
         parts = [_select_greedily(kernel, X, features, diagonal, *tile, H) for tile in tiles]
@@ -191,7 +183,7 @@ def _select_greedily(
     left = diagonal[near]  # S_jj|N: (b, c)
     # Products (b, c, c) of which a third is used, but one for all pivots.
     known = basis @ basis.mT if m else None
-    whole = gram(kernel, points, method="expand") if X.shape[1] > PRODUCT_COLUMNS else None
+    whole = gram(kernel, points, method="expand") if X.shape[1] > defaults.PRODUCT_COLUMNS else None
     cross = gram(kernel, points, X[rows, None]) - basis @ features[rows, :, None]
     cross = cross[..., 0]  # S_ij|N: (b, c)
     info = torch.finfo(X.dtype)

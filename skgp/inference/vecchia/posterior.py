@@ -69,11 +69,11 @@ from skgp.linalg.cholesky import cho_solve, jittered_cholesky, log_det
 from skgp.linalg.runtime import (
     TensorState,
     differentiable_in_rows,
-    gather_rows,
     memory_budget,
     require_memory,
     tile_rows,
 )
+from skgp.linalg.small_matrices import gather_rows
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ noise variance enters later, at no new pass over the data: with :math:`B = A + \
 """
 
 import math
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -30,6 +31,7 @@ from skgp.inference.defaults import (
 from skgp.inference.weights.bases import Basis
 from skgp.inference.weights.design import add_gram, check_sample_weight, mirror, row_chunks
 from skgp.inference.weights.posterior import LinearWeightsPosterior, WeightGaussian
+from skgp.linalg import NumericalWarning, warn_caller
 from skgp.linalg.cholesky import jittered_cholesky, log_det, reverse_cholesky
 from skgp.linalg.runtime import TensorState
 
@@ -334,3 +336,29 @@ def statistics_posterior(
             statistics.basis, posterior.mean_weights, deviations
         )
     return posterior, noise, log_marginal_likelihood(statistics, noise)
+
+
+def hessian_covariance(
+    hessians: Iterable[Tensor], precision: Tensor, kind: str = "full", n_dense_columns: int = 100
+) -> list[WeightGaussian]:
+    """Gaussians of mean 0 around modes, of their negative log-likelihoods' Hessians (m, m).
+
+    As :func:`skgp.inference.laplace.laplace_covariance`, of precisions 1 / a (c,).
+    """
+    found = []
+    for H, each in zip(hessians, precision, strict=True):
+        m, zero = len(H), torch.zeros_like(H[0])
+        if kind == "diagonal":
+            found.append(WeightGaussian.diagonal(zero, optimal_std(H.diagonal() + each)))
+            continue
+        n_dense = m if kind == "full" else min(n_dense_columns, m)
+        q, jitter = optimal_gaussian(H, zero, 1.0, each.expand(m), n_dense=n_dense)
+        if jitter:
+            warn_caller(
+                f"The Hessian of the weights needed a jitter of {jitter:.1e} on its diagonal "
+                "to be factored, which shrinks the posterior variances. Lower the prior variance "
+                "or the number of features, or use dtype='float64'.",
+                NumericalWarning,
+            )
+        found.append(q)
+    return found

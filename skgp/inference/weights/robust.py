@@ -43,14 +43,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from skgp.inference.defaults import (
-    GRAM_TILE,
-    LEAST_SCALE,
-    LEAST_STD,
-    N_MAJORISED,
-    SITE_TILE_BYTES,
-    SMALLEST_STEP,
-)
+from skgp.inference import defaults
 from skgp.inference.weights.design import StreamedDesign, add_gram, check_sample_weight
 from skgp.inference.weights.posterior import LinearWeightsPosterior
 from skgp.likelihoods.closed_form import Laplace, expected_absolute_residual
@@ -94,7 +87,7 @@ def fit_robust(
     weight = torch.ones_like(y) if sample_weight is None else sample_weight
     check_sample_weight(weight, design.n_rows)
     y, weight = (each.to(design.device, torch.float64) for each in (y, weight))
-    floor = LEAST_SCALE * (float(y.square().mean().sqrt()) or 1.0)
+    floor = defaults.LEAST_SCALE * (float(y.square().mean().sqrt()) or 1.0)
     if scale is None:
         scale = max(floor, 0.5 * float((y - y.median()).abs().mean()))
     ascent = _Ascent(design, y, weight, scale, floor if learn_scale else None)
@@ -145,8 +138,8 @@ class _Gaussian:
         """Mean and variance of F w, each (rows,), float64."""
         root = self.root.to(F)  # triangular: half of its products are left out
         variance = F.new_zeros(F.shape[0], dtype=torch.float64)
-        for start in range(0, F.shape[1], GRAM_TILE):
-            stop = min(start + GRAM_TILE, F.shape[1])
+        for start in range(0, F.shape[1], defaults.GRAM_TILE):
+            stop = min(start + defaults.GRAM_TILE, F.shape[1])
             variance += (F[:, :stop] @ root[:stop, start:stop]).square().sum(1)
         return (F @ self.mean.to(F)).double(), variance
 
@@ -180,13 +173,13 @@ class _Ascent:
         step = 1.0
         stopped = self._report(callback)
         while not stopped and self.n_iter < max_iter:
-            majorised = self.n_iter <= N_MAJORISED
-            trial = self._try(step, majorise=self.n_iter < N_MAJORISED)
+            majorised = self.n_iter <= defaults.N_MAJORISED
+            trial = self._try(step, majorise=self.n_iter < defaults.N_MAJORISED)
             # A majorising step may lower the bound, since it narrows the covariance; it is no
             # direction of ascent then, and shorter steps along it would not help.
             while trial.elbo < self.state.elbo and not majorised:
                 step /= 2
-                if step < SMALLEST_STEP:
+                if step < defaults.SMALLEST_STEP:
                     return True
                 if self.n_iter == max_iter:
                     return False
@@ -230,7 +223,7 @@ class _Ascent:
             nonlocal misfit, trace
             mean, variance = q.moments(F)
             trace += float(sites.precision[rows] @ variance)
-            variance = variance.clamp_min((LEAST_STD * self.scale) ** 2)
+            variance = variance.clamp_min((defaults.LEAST_STD * self.scale) ** 2)
             y, weight = self.y[rows], self.weight[rows]
             misfit += float(weight @ expected_absolute_residual(y, mean, variance))
             precision, moment = _target_sites(y, mean, variance, majorise=majorise)
@@ -251,7 +244,7 @@ class _Ascent:
         design, m = self.design, self.design.n_features
         precision, moment = torch.empty_like(self.y), torch.empty_like(self.y)
         gram, total = self.y.new_zeros(m, m), self.y.new_zeros(m)
-        for rows in design.tiles(m, SITE_TILE_BYTES):
+        for rows in design.tiles(m, defaults.SITE_TILE_BYTES):
             F = design.columns(range(design.basis.n_blocks), rows)
             precision[rows], moment[rows] = site_of(F, rows)
             add_gram(gram, F * precision[rows].sqrt().to(F)[:, None])

@@ -8,7 +8,7 @@ are first put on a scale where Gaussian noise is about right:
 additive noise     the targets that are no gross outliers
                    (:mod:`skgp.learning.hyperparameters`)
 counts, others     numbers that stand for f, of known precisions up to a factor
-                   (:mod:`skgp.learning.latent_starts`)
+                   (:mod:`skgp.learning.label_scales`)
 =================  ========================================================================
 
 Small counts and those of unlike exposures resemble no such numbers: the greatest evidence of some
@@ -49,7 +49,7 @@ from skgp.kernels.gram import gram_diag
 from skgp.kernels.scales import scale_within, with_variance
 from skgp.learning.defaults import LABEL_NOISE_BOUNDS
 from skgp.learning.hyperparameters import robust_hyperparameters
-from skgp.learning.latent_starts import search_by_numbers
+from skgp.learning.label_scales import search_by_numbers
 from skgp.learning.local import defaults
 from skgp.learning.search import (
     HyperparameterFit,

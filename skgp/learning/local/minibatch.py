@@ -8,7 +8,7 @@ A step estimates the bound from a set B of b of the n rows, drawn without replac
 whose mean over all such sets, or over the sets of a partition, is the bound itself. It costs
 :math:`O(b H^3)` whatever M, but for passes over the vectors that Adam keeps.
 
-The steps are taken in coordinates of natural units (`LocalCoordinates`). The rate stays flat, then
+The rate stays flat, then
 falls linearly to 0, which averages the noise of the minibatches away.
 
 Unwhitened means are strongly coupled, and Adam is slow to learn them where H is large. It does
@@ -16,14 +16,26 @@ best what the closed forms cannot: hyper-parameters and inducing points together
 where those arrive. The bound grows with hyper-parameters and inducing points that fit the training
 rows; whether the predictions gain is for other rows to say (`polish`).
 
+The coordinates (`Coordinates`) are hyper-parameters, inducing points and q(u) in natural units.
+Directions of these are about equally steep: a search by L-BFGS is well conditioned, and one
+learning rate for each kind of coordinate suits most data. Near the optimum the ELBO an observation
+has a curvature of about 1 / N in the coordinates of q(u), N the number of observations, and a
+gradient at x standard deviations from its optimum is x / N. With :math:`\epsilon` = rate / N Adam's
+step is there x, that of Newton. The usual :math:`10^{-8}` makes steps of whole rates of gradients
+that are rounding alone, as they are where a closed form has found the means: data that differed by
+1e-14 had other predictions. Of minibatches the noise, far above rounding, would count as well, and
+steps become slow: the greater :math:`\epsilon` is for gradients without noise.
+
 References
 ----------
 .. [1] Kingma and Ba (2015), Adam: a method for stochastic optimization.
 """
 
 import copy
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -32,7 +44,7 @@ from skgp.blocks import MappedBlocks
 from skgp.data import Data
 from skgp.inference.neighbors.posterior import SWSGPState
 from skgp.inference.neighbors.search import NeighborSearch
-from skgp.learning.coordinates import Coordinates, Parts
+from skgp.kernels.scales import length_scales
 from skgp.learning.defaults import LEARNING_RATE
 from skgp.learning.local.bound import Objective, bound, latent_moments
 from skgp.learning.local.defaults import (
@@ -48,6 +60,72 @@ from skgp.linalg import warn_caller
 from skgp.linalg.runtime import Callback
 from skgp.optim import BoundedAdam, NonFiniteLossError, sample_without_replacement
 from skgp.optim.stopping import StopRecorder
+
+Parts = Mapping[str, Tensor]
+
+
+class Coordinates(ABC):
+    """Coordinates around a state of some posterior; a subclass adds those of q(u).
+
+    Hyper-parameters are logarithms as they are, inducing points are measured in length scales. A
+    search that moves far does well to begin anew, from coordinates around the point reached.
+    """
+
+    def __init__(self, state: Any, objective: Any, X: Tensor) -> None:
+        self.state, self.likelihood = state, objective.likelihood
+        self.units = length_scales(state.kernel, X.double()).to(state.Z)
+        self.learn_kernel = objective.learn_kernel and state.kernel.n_dims > 0
+        self.learn_likelihood = objective.learn_likelihood and len(state.likelihood) > 0
+        self.learn_inducing = objective.learn_inducing
+
+    @abstractmethod
+    def start_of_q(self) -> dict[str, Tensor]:
+        """The coordinates of q(u) that are free."""
+
+    @abstractmethod
+    def posterior(self, parts: Parts) -> dict[str, Tensor]:
+        """Fields of the state that say q(u), differentiable in the coordinates."""
+
+    def start(self) -> dict[str, Tensor]:
+        """The coordinates of the state; empty if nothing is free."""
+        start = {}
+        if self.learn_kernel:
+            start["theta"] = torch.as_tensor(self.state.kernel.theta).to(self.state.Z)
+        if self.learn_likelihood:
+            start["likelihood"] = self.state.likelihood
+        if self.learn_inducing:
+            start["Z"] = self.state.Z / self.units
+        return start | self.start_of_q()
+
+    def bounds(self) -> dict[str, tuple[Tensor, Tensor]]:
+        """Bounds of the coordinates that have some."""
+        bounds = {}
+        if self.learn_kernel:
+            low, high = torch.as_tensor(self.state.kernel.bounds).to(self.state.Z).T
+            bounds["theta"] = low, high
+        if self.learn_likelihood:
+            bounds["likelihood"] = self.likelihood.box(self.state.Z)
+        return bounds
+
+    def values(self, parts: Parts) -> Any:
+        """The state at coordinates, differentiable; theta is left to the caller."""
+        return replace(
+            self.state,
+            likelihood=parts.get("likelihood", self.state.likelihood),
+            Z=parts["Z"] * self.units if "Z" in parts else self.state.Z,
+            **self.posterior(parts),
+        )
+
+    @torch.no_grad()
+    def to_state(self, parts: Parts) -> Any:
+        """The state at coordinates, theta in its kernel; shares no memory with them."""
+        parts = {name: part.detach().clone() for name, part in parts.items()}
+        state = self.values(parts)
+        if "theta" not in parts:
+            return state
+        theta = parts["theta"].cpu().double().numpy()
+        return replace(state, kernel=state.kernel.clone_with_theta(theta))
+
 
 #: ``search(kernel, Z) -> active``: the (n, H) inducing points nearest to each of n rows.
 Search = Callable[..., Tensor]

@@ -43,16 +43,7 @@ from skgp.inference.markov.series import Series
 from skgp.kernels import LocalLinearTrend
 from skgp.kernels.expression import summands
 from skgp.kernels.series_parts import begun_as_freely, is_of_no_season
-from skgp.learning.markov.defaults import (
-    AROUND_ROWS,
-    AVERAGED_ROWS,
-    CHOICE_ITER,
-    FISHER_RIDGE,
-    LEAST_WEIGHT,
-    LINE_LEAST_ROWS,
-    LINE_NATS,
-    TREND_LEAST_ROWS,
-)
+from skgp.learning.markov import defaults
 from skgp.learning.markov.objectives import Component, Objective
 from skgp.learning.markov.refinement import with_fine_form
 from skgp.learning.markov.scoring import SeriesLoss, scored_climb, short_climb
@@ -146,7 +137,7 @@ def leaves_open(found: Search, n_rows: int) -> bool:
     """Whether so few rows leave the hyper-parameters open, of a model without a trend."""
     n_free = sum(int((each.high > each.low).sum()) for each in found.components) + 1
     trends = any(type(part) is LocalLinearTrend for part in summands(found.kernel))
-    return n_rows <= AVERAGED_ROWS * n_free and not trends
+    return n_rows <= defaults.AVERAGED_ROWS * n_free and not trends
 
 
 def averaged(
@@ -166,13 +157,13 @@ def averaged(
     n_rows, points, rival = len(series.times), None, structure.rival
     if leaves_open(found, n_rows):
         points = average(found, starts, objective, likelihood, series)
-    elif TREND_LEAST_ROWS <= n_rows <= AROUND_ROWS:
+    elif defaults.TREND_LEAST_ROWS <= n_rows <= defaults.AROUND_ROWS:
         points = around(found, objective, likelihood)
-    if parts_of(series).span and LINE_LEAST_ROWS <= n_rows < TREND_LEAST_ROWS:
+    if parts_of(series).span and defaults.LINE_LEAST_ROWS <= n_rows < defaults.TREND_LEAST_ROWS:
         rival, share = _over_line(found, objective, likelihood, rest)
     else:
         share = structure.share
-    if rival is None or share < LEAST_WEIGHT:
+    if rival is None or share < defaults.LEAST_WEIGHT:
         return points
     points = points or Average((found,), (1.0,))
 
@@ -196,12 +187,14 @@ def _over_line(
             for kernel, parameters in starts
         ]
         best = max(searches, key=lambda search: search.value)
-        options = {"tol": LINE_NATS, "max_evaluations": CHOICE_ITER}
+        options = {"tol": defaults.LINE_NATS, "max_evaluations": defaults.CHOICE_ITER}
         place = best.components[0], objective, likelihood, best.parameters
         return scored_climb(*place, options=options) or best
 
     line = above(make.straight())
-    odds = math.exp(min(line.value - above(make.constant()).value, -math.log(LEAST_WEIGHT)))
+    odds = math.exp(
+        min(line.value - above(make.constant()).value, -math.log(defaults.LEAST_WEIGHT))
+    )
     return line, odds / (1 + odds)
 
 
@@ -238,7 +231,7 @@ def average(
 def around(found: Search, objective: Objective, likelihood: Likelihood) -> Average | None:
     """Points about where the search of a series ended, if it has parts beside seasons."""
     place = np.concatenate([*(each.theta for each in found.components), found.parameters])
-    sd = np.full(len(place), FISHER_RIDGE**-0.5)
+    sd = np.full(len(place), defaults.FISHER_RIDGE**-0.5)
     posterior = SeriesPosterior(found.components, objective, likelihood, place, sd)
     moving = posterior.bounds[:, 1] > posterior.bounds[:, 0]
     of_process = is_of_no_season(found.kernel)
@@ -278,7 +271,7 @@ def _nodes(
     falls = posterior.log_densities(points) - top + 0.5 * squares
     weights = np.append(1.0, share * np.exp(falls.clip(max=0.0)))
     weights /= weights.sum()
-    kept = weights >= LEAST_WEIGHT
+    kept = weights >= defaults.LEAST_WEIGHT
     u = np.concatenate([mode[None], points])[kept]
     shares = tuple((weights[kept] / weights[kept].sum()).tolist())
     return Average(tuple(posterior.at(each, found) for each in u), shares)

@@ -1,10 +1,21 @@
-"""The choice of a kernel for a series by the evidence.
+r"""The choice of a kernel for a series by the evidence, and hyper-parameters that are shared.
 
 Of several kernels for a series the evidence chooses. The first of them finds the length scale: of
 many rows on some 2000, once spread evenly (which shows slow motion) and once in stretches of
 consecutive ones (which shows quick motion), and all rows say which is right. From there the kernels
 compete on some 20000 rows of that kind. Few rows tell less, and labels less than numbers: scales
 far below the gaps between them are not tried, nor are kernels of many hyper-parameters.
+
+Of an additive model columns may have hyper-parameters in common (`CommonClimb`). Few rows tell
+little of each of many columns: with a variance and a length scale of its own each the sum follows
+the noise, even at the maximum of a posterior of these. Here all variances have one factor
+:math:`e^a`, and all length scales one :math:`e^b`, beside what they begin with,
+
+.. math:: -\log p = -\log p(y \mid a, b, \sigma^2) + \frac{a^2 + b^2}{2 c^2}
+          + \frac{1}{2} \log^2 \frac{\sigma^2}{\sigma_0^2} .
+
+The maximum is a model of its own, that of ridge regression where functions are lines, and where the
+prior of columns that differ is centred.
 """
 
 import math
@@ -17,22 +28,10 @@ from torch import Tensor
 
 from skgp.inference.markov.series import Series
 from skgp.kernels.hyperparameters import n_dims_of
-from skgp.learning.markov.defaults import (
-    CHOICE_ROWS,
-    FEW_NATS,
-    FEWEST_ROWS,
-    INNER,
-    LEAST_SCALE,
-    N_STRETCHES,
-    PAST_NATS,
-    ROWS_A_PARAMETER,
-    SCALES,
-    SERIES_SCALE_ROWS,
-    START_TOL,
-)
+from skgp.learning.markov import defaults
 from skgp.learning.markov.objectives import Component, Objective
 from skgp.learning.markov.scoring import SeriesLoss, short_climb
-from skgp.learning.markov.search import Search, maximise
+from skgp.learning.markov.search import Climb, Search, maximise
 from skgp.likelihoods import Likelihood
 from skgp.linalg.runtime import Callback
 
@@ -53,7 +52,7 @@ def choose_kernel(
     n_rows, whole = len(processes[0].y), make_objective(processes)
     told = processes[0].total * min(1.0, likelihood.information)
     first, *others = map(Component, _affordable(kernels, told, likelihood))
-    if n_rows <= 2 * SERIES_SCALE_ROWS:
+    if n_rows <= 2 * defaults.SERIES_SCALE_ROWS:
         kind, objective = "all", whole
         best = _search_scale(first, whole, likelihood, processes[0], climbs=bool(others))
         if not others:  # the climb is the caller's
@@ -61,16 +60,16 @@ def choose_kernel(
     else:
         found = {}
         for each in _PARTS:
-            some = _part(processes, each, SERIES_SCALE_ROWS)
+            some = _part(processes, each, defaults.SERIES_SCALE_ROWS)
             found[each] = _search_scale(first, make_objective(some), likelihood, some[0])
         kind, best = max(found.items(), key=lambda pair: evidence_at(pair[1], whole, likelihood))
-        objective = make_objective(_part(processes, kind, CHOICE_ROWS))
+        objective = make_objective(_part(processes, kind, defaults.CHOICE_ROWS))
     searches: list[Search] = []
 
     def cost(component: Component) -> float:
         """Akaike's, a nat for every hyper-parameter; that of few rows, beyond the first kernel."""
         is_first, n_dims = component.form.kernel is first.form.kernel, len(component.theta)
-        return n_dims + FEW_NATS * (not is_first and not _tell(told, n_dims))
+        return n_dims + defaults.FEW_NATS * (not is_first and not _tell(told, n_dims))
 
     def criterion(search: Search) -> float:
         return search.value - cost(search.components[0])
@@ -103,7 +102,7 @@ def _is_past_the_best(component: Component, searches: Sequence[Search]) -> bool:
     ]
     own = component.form.n_states
     return any(
-        (own - a) * (a - b) > 0 and of_b > of_a + PAST_NATS
+        (own - a) * (a - b) > 0 and of_b > of_a + defaults.PAST_NATS
         for a, of_a in peers
         for b, of_b in peers
     )
@@ -112,7 +111,7 @@ def _is_past_the_best(component: Component, searches: Sequence[Search]) -> bool:
 #: Ways to take some rows of many.
 _PARTS: dict[str, Callable[[Series, int], Series]] = {
     "spread": lambda series, n_rows: series.thinned(n_rows),
-    "stretches": lambda series, n_rows: series.stretches(n_rows, n_rows // N_STRETCHES),
+    "stretches": lambda series, n_rows: series.stretches(n_rows, n_rows // defaults.N_STRETCHES),
 }
 
 
@@ -128,14 +127,14 @@ def _affordable(kernels: Sequence[Any], n_rows: float, likelihood: Likelihood) -
     Fewer numbers tell by many nats, without noise, a kernel of as many hyper-parameters.
     """
     first, *others = kernels
-    most = n_dims_of(first) if likelihood.is_gaussian and n_rows >= FEWEST_ROWS else 0
+    most = n_dims_of(first) if likelihood.is_gaussian and n_rows >= defaults.FEWEST_ROWS else 0
     pairs = [(each, n_dims_of(each)) for each in others]
     return [first, *(each for each, n_dims in pairs if n_dims <= most or _tell(n_rows, n_dims))]
 
 
 def _tell(n_rows: float, n_dims: int) -> bool:
     """Whether so many rows tell the hyper-parameters."""
-    return ROWS_A_PARAMETER * n_dims <= n_rows
+    return defaults.ROWS_A_PARAMETER * n_dims <= n_rows
 
 
 def evidence_at(search: Search, objective: Objective, likelihood: Likelihood) -> float:
@@ -159,7 +158,9 @@ def _search_scale(
     values = [
         loss.value(np.append(theta, parameters))
         if loss is not None
-        else objective([component.dynamics(theta)], parameters, tol=INNER * START_TOL).value
+        else objective(
+            [component.dynamics(theta)], parameters, tol=defaults.INNER * defaults.START_TOL
+        ).value
         for theta in thetas
     ]
     best = int(np.argmax(values))
@@ -171,9 +172,101 @@ def _telling_scales(component: Component, series: Series) -> Tensor:
     """Multiples of the length scales that are not all noise between the rows."""
     gaps, own = series.gaps[1:], component.theta[component.is_length_scale]
     gaps = gaps[gaps.isfinite() & (gaps > 0)]  # covariates keep rows of equal times apart
-    scales = torch.tensor(SCALES, dtype=torch.float64)
+    scales = torch.tensor(defaults.SCALES, dtype=torch.float64)
     if not (len(gaps) and len(own)):
         return scales[1:2]
     short = float(gaps.kthvalue(1 + len(gaps) // 10).values)
-    telling = own.mean().exp() * scales >= LEAST_SCALE * short
+    telling = own.mean().exp() * scales >= defaults.LEAST_SCALE * short
     return scales[: max(2, int(telling.sum()))]
+
+
+class CommonClimb(Climb):
+    """The evidence as a loss at a place: a, b and the parameters of the likelihood."""
+
+    def __init__(
+        self, kernels: Sequence[Any], objective: Objective, likelihood: Likelihood
+    ) -> None:
+        super().__init__(kernels, objective, likelihood)
+        groups = [(each.is_amplitude, each.is_length_scale) for each in self.components]
+        self._groups = torch.stack([torch.cat(group) for group in zip(*groups, strict=True)])
+
+    def start(self, parameters: Tensor | None = None) -> Tensor:
+        """The likelier of the kernels as they are and of long ones, whose functions are lines."""
+        if parameters is None:
+            parameters = self.likelihood.initial(self._origin)
+        starts = [
+            torch.cat([torch.tensor(ab), parameters]) for ab in ((0.0, 0.0), defaults.LONG_START)
+        ]
+        return min(starts, key=lambda place: self.loss({"place": place})[0])
+
+    def bounds(self, start: Tensor) -> tuple[Tensor, Tensor]:
+        """Lower and upper bounds of a place: those of all kernels hold."""
+        low, high = (
+            torch.cat([getattr(each, end) - each.theta for each in self.components])
+            for end in ("low", "high")
+        )
+        boxes = self.likelihood.box(self._origin)
+        return (
+            torch.cat([torch.stack([low[group].max() for group in self._groups]), boxes[0]]),
+            torch.cat([torch.stack([high[group].min() for group in self._groups]), boxes[1]]),
+        )
+
+    def thetas(self, place: Tensor) -> tuple[list[Tensor], Tensor | None]:
+        """Theta of each component."""
+        theta = self._origin + place[:2] @ self._groups.double()
+        return [theta[part] for part in self._parts], None
+
+    def parameters(self, place: Tensor) -> Tensor:
+        """Of the likelihood, (p,)."""
+        return place[2:]
+
+    def knots(self, place: Tensor) -> None:
+        """There are none."""
+
+    def loss_of(self, found: Any, place: Tensor) -> tuple[float, dict[str, Tensor]]:
+        """Negative evidence an observation, and its gradient."""
+        value, slope = super().loss_of(found, place)
+        whole = slope["place"]
+        shared = self._groups.double() @ whole[: len(self._origin)]
+        z = place - torch.cat([place.new_zeros(2), self.likelihood.initial(self._origin)])
+        precision = torch.full_like(z, defaults.NOISE_LOG_SD**-2)
+        precision[:2] = defaults.COMMON_LOG_SD**-2
+        scale = 1 / self.objective.total
+        value += 0.5 * scale * float(precision @ z.square())
+        gradient = torch.cat([shared, whole[self._likelihood]]) + scale * precision * z
+        return value, {"place": gradient}
+
+
+def climb_columns(
+    kernels: Sequence[Any],
+    objective: Objective,
+    likelihood: Likelihood,
+    prior: Sequence[Any],
+    parameters: Tensor | None = None,
+    **ends: Any,
+) -> Search:
+    """Hyper-parameters of the columns of an additive model, in common where few rows tell no more.
+
+    The search of those of each column has a prior (:class:`Climb`) about the common ones, or about
+    the `prior` of many rows. It starts from these, or from the kernels with `parameters` of the
+    likelihood where these are given. `ends` are ``max_iter``, ``tol`` and a ``callback`` that tells
+    if it has `stopped`.
+    """
+    together = None
+    if objective.total <= defaults.FEW_ADDITIVE_ROWS:
+        climb = CommonClimb(prior, objective, likelihood)
+        together = climb.run(climb.start(), **ends)
+        prior = together.components
+        if ends["callback"].stopped:
+            return together
+    if parameters is None and together is not None:
+        kernels, parameters = together.components, together.parameters
+    elif parameters is None:
+        parameters = likelihood.initial(torch.empty(0, dtype=torch.float64))
+        parameters += math.log(defaults.PRIOR_START_NOISE) * likelihood.is_gaussian
+    options: dict[str, Any] = {"parameters": parameters, "amplitudes": True, **ends}
+    apart = maximise(kernels, objective, likelihood, prior=prior, **options)
+    if together is None:
+        return apart
+    gain = evidence_at(apart, objective, likelihood) - evidence_at(together, objective, likelihood)
+    return apart if gain >= defaults.COLUMN_NATS * len(kernels) else together

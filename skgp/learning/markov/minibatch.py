@@ -18,18 +18,11 @@ import torch
 from torch import Tensor
 
 from skgp.inference.markov.conditionals import Conditionals, condition
-from skgp.inference.markov.expectations import expectations, likelihood_gradient
 from skgp.inference.markov.inducing import fit_inducing
 from skgp.inference.markov.knots import PairPosterior, PairSites, infer_pairs
 from skgp.inference.markov.series import Series
-from skgp.learning.markov.defaults import (
-    ELBO_TOL,
-    MINIBATCH_PATIENCE,
-    MINIBATCH_RATE,
-    MINIBATCH_REACH,
-    MINIBATCH_SMOOTHING,
-    OLDEST,
-)
+from skgp.inference.markov.sites import expectations, likelihood_gradient
+from skgp.learning.markov import defaults
 from skgp.learning.markov.objectives import Evaluation, Knots, Processes
 from skgp.learning.markov.search import Climb, Search
 from skgp.likelihoods import Likelihood
@@ -74,8 +67,10 @@ def fit_minibatches(
         eps={},
         callback=recorder,
     )
-    rate = min(MINIBATCH_RATE, MINIBATCH_REACH / max(max_iter, 1))
-    plateau = LossPlateau(tol=tol, patience=MINIBATCH_PATIENCE, smoothing=MINIBATCH_SMOOTHING)
+    rate = min(defaults.MINIBATCH_RATE, defaults.MINIBATCH_REACH / max(max_iter, 1))
+    plateau = LossPlateau(
+        tol=tol, patience=defaults.MINIBATCH_PATIENCE, smoothing=defaults.MINIBATCH_SMOOTHING
+    )
     loop.flat_then_falling(rate, max_iter, share=1.0, stopping=[plateau])
     losses = loop.history
     return climb.ended(place.detach(), settled(losses), loop.n_iter, losses)
@@ -95,7 +90,9 @@ class MinibatchElbo:
         self.processes, self.likelihood, self.offsets = processes, likelihood, offsets
         self.batch_size = min(batch_size, len(processes[0].y))
         self.total, self.generator = processes[0].total, generator
-        self.rate = max(OLDEST, self.batch_size / len(processes[0].y))  # at least, of the sites
+        self.rate = max(
+            defaults.OLDEST, self.batch_size / len(processes[0].y)
+        )  # at least, of the sites
         #: Of each process; none before the first evaluation, which finds the best for its rows.
         self.sites: list[PairSites] = []
         self.n_evaluations = 0
@@ -106,7 +103,7 @@ class MinibatchElbo:
         parameters: Tensor,
         knots: Knots = None,
         *,
-        tol: float = ELBO_TOL,
+        tol: float = defaults.ELBO_TOL,
     ) -> Evaluation:
         """Estimate the ELBO of all rows from the next minibatch."""
         batch, (motion,), knots = self._draw(), dynamics, cast(Tensor, knots)

@@ -26,12 +26,11 @@ import torch
 from torch import Tensor
 
 from skgp.inference.markov.exact_sites import fit_sites
-from skgp.inference.markov.expectations import likelihood_gradient
 from skgp.inference.markov.inducing import fit_inducing
 from skgp.inference.markov.series import Series
 from skgp.inference.markov.short import DensePosterior, DensePrior
 from skgp.inference.markov.short_gaussian import ShortCovariance, ShortSeries
-from skgp.inference.markov.sites import SiteFit
+from skgp.inference.markov.sites import SiteFit, likelihood_gradient
 from skgp.inference.markov.smoother import SitesEvidence, evidence
 from skgp.kernels.hyperparameters import with_theta
 from skgp.kernels.sde import Dynamics, StateSpace, state_space

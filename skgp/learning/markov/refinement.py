@@ -23,12 +23,7 @@ from skgp.kernels import gram
 from skgp.kernels.expression import summands
 from skgp.kernels.sde import StateSpace, state_space
 from skgp.learning.defaults import LEAST_EFFECT
-from skgp.learning.markov.defaults import (
-    FORM_NATS,
-    FORM_TOLERANCES,
-    MOST_NATS,
-    WORTH_A_WARNING,
-)
+from skgp.learning.markov import defaults
 from skgp.learning.markov.objectives import Component
 from skgp.learning.markov.search import Search
 from skgp.linalg import NotPositiveDefiniteError, NumericalWarning, warn_caller
@@ -100,9 +95,9 @@ def with_fine_form(
     of its own. Warns of forms that are not fine enough of a kernel that was `asked` for.
     """
     error = _error(found, series)
-    if error <= FORM_NATS:
+    if error <= defaults.FORM_NATS:
         return found
-    for _ in FORM_TOLERANCES:  # with a finer form the noise may fall further
+    for _ in defaults.FORM_TOLERANCES:  # with a finer form the noise may fall further
         finer, error = _finest_needed(found, series, error)
         if finer is found.components[0]:
             break
@@ -115,9 +110,9 @@ def with_fine_form(
         again.n_iter += found.n_iter
         again.history = found.history + again.history
         found, error = again, _error(again, series)
-        if error <= FORM_NATS:
+        if error <= defaults.FORM_NATS:
             break
-    if asked and error > WORTH_A_WARNING:
+    if asked and error > defaults.WORTH_A_WARNING:
         warn_caller(_warning(found, error), NumericalWarning)
     return found
 
@@ -136,7 +131,7 @@ def _climbed(
 def _warning(found: Search, error: float) -> str:
     """What is wrong, and what to do."""
     noise = f"noise of variance {_noise(found):.3g} (of standardised targets)"
-    if error <= MOST_NATS:
+    if error <= defaults.MOST_NATS:
         return (
             f"The state-space form of {found.kernel} is approximate, and with {noise} the log "
             f"marginal likelihood may be off by {error:.2g} nats. Use a Matern kernel, whose form "
@@ -153,14 +148,14 @@ def _warning(found: Search, error: float) -> str:
 def _finest_needed(found: Search, series: Series, error: float) -> tuple[Component, float]:
     """The coarsest form that will do, or the best there is."""
     best = found.components[0]
-    for tolerance in FORM_TOLERANCES:
+    for tolerance in defaults.FORM_TOLERANCES:
         if best.form.tolerance is not None and tolerance >= best.form.tolerance:
             continue
         finer = Component(found.kernel, tolerance)
         gap = evidence_error(finer.form, series, _noise(found))
         if gap < error / 2:
             best, error = finer, gap
-        if error <= FORM_NATS:
+        if error <= defaults.FORM_NATS:
             break
     return best, error
 

@@ -20,14 +20,7 @@ import torch
 from torch import Tensor
 
 from skgp.inference.markov.short_gaussian import ShortEvidence, ShortSeries
-from skgp.learning.markov.defaults import (
-    CHOICE_ITER,
-    CHOICE_NATS,
-    CHOICE_TOL,
-    FISHER_RIDGE,
-    N_SCORED,
-    OUTLOOK,
-)
+from skgp.learning.markov import defaults
 from skgp.learning.markov.objectives import Component, Objective
 from skgp.learning.markov.search import Search, maximise
 from skgp.likelihoods import Likelihood
@@ -37,7 +30,7 @@ from skgp.optim.defaults import N_PAIRS
 from skgp.optim.scoring import Scored, minimize_scored
 
 #: Of a search that is short.
-_SHORT = {"max_evaluations": CHOICE_ITER, "tol": CHOICE_NATS}
+_SHORT = {"max_evaluations": defaults.CHOICE_ITER, "tol": defaults.CHOICE_NATS}
 
 
 def short_climb(
@@ -59,8 +52,11 @@ def plain_climb(
     parameters: Tensor | None = None,
 ) -> Search:
     """A short search by L-BFGS."""
-    tol, loss = max(CHOICE_TOL, CHOICE_NATS / objective.total), SeriesLoss.of(component, objective)
-    options: dict[str, Any] = {"max_iter": CHOICE_ITER, "tol": tol}
+    tol, loss = (
+        max(defaults.CHOICE_TOL, defaults.CHOICE_NATS / objective.total),
+        SeriesLoss.of(component, objective),
+    )
+    options: dict[str, Any] = {"max_iter": defaults.CHOICE_ITER, "tol": tol}
     if loss is None:
         return maximise([component], objective, likelihood, parameters=parameters, **options)
     start, bounds = loss.start(likelihood, parameters)
@@ -111,7 +107,7 @@ def scored_climb(
         if len(risen) < 3:
             return False
         first, second, third = risen[-3:]
-        return third + OUTLOOK * max(second - first, third - second) < worth
+        return third + defaults.OUTLOOK * max(second - first, third - second) < worth
 
     x, least = minimize_scored(function, start, bounds, tell=ends, **options)
     return loss.search(x, -least, values)
@@ -198,7 +194,7 @@ class SeriesLoss:
     def information(self, found: ShortEvidence, kind: str) -> np.ndarray:
         """Information of that kind, (t + 1, t + 1), plus a ridge: a weak normal prior of x."""
         information = getattr(found, kind)(self._slopes)
-        information.flat[:: len(information) + 1] += FISHER_RIDGE
+        information.flat[:: len(information) + 1] += defaults.FISHER_RIDGE
         return information
 
     def gains(self, x: np.ndarray, other: Component, thetas: np.ndarray) -> np.ndarray | None:
@@ -210,7 +206,7 @@ class SeriesLoss:
         if found is None or part is None:
             return None
         K = np.stack([part.covariance.at(other.affine(theta)).K for theta in thetas])
-        return found.gains(self._slopes, K, FISHER_RIDGE)
+        return found.gains(self._slopes, K, defaults.FISHER_RIDGE)
 
     def an_observation(self, x: np.ndarray) -> tuple[float, np.ndarray]:
         """The loss an observation, and its gradient."""
@@ -234,8 +230,8 @@ def promised_gain(found: Search, part: Component, objective: Objective) -> float
     if loss is None or part.slopes is None:
         return math.inf
     low, high = part.low[part.is_length_scale], part.high[part.is_length_scale]
-    thetas = part.theta.repeat(N_SCORED, 1)
-    share = torch.linspace(0, 1, N_SCORED + 2, dtype=torch.float64)[1:-1, None]
+    thetas = part.theta.repeat(defaults.N_SCORED, 1)
+    share = torch.linspace(0, 1, defaults.N_SCORED + 2, dtype=torch.float64)[1:-1, None]
     thetas[:, part.is_length_scale] = low + share * (high - low)
     gains = loss.gains(np.append(component.theta, found.parameters), part, thetas.numpy())
     return math.inf if gains is None else float(gains.max())

@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from skgp.data import Data
-from skgp.inference.markov.averaged import AveragedState
+from skgp.inference.gp_mixture import AveragedState
 from skgp.inference.markov.regression import (
     RegressionSeries,
     RegressionState,
@@ -19,7 +19,8 @@ from skgp.inference.markov.states import InducingState, SeriesState
 from skgp.inference.markov.terms import Terms
 from skgp.kernels.sde_expression import check_one_input
 from skgp.learning.defaults import LEAST_EFFECT, SERIES_START_ROWS
-from skgp.learning.latent_starts import latent_start
+from skgp.learning.label_scales import latent_start
+from skgp.learning.markov.additive import TermComponent, left_by_terms, with_terms
 from skgp.learning.markov.averaging import Average, averaged
 from skgp.learning.markov.defaults import CHOICE_ITER, CHOICE_TOL, FAR_SCORED, WORKING_ROWS
 from skgp.learning.markov.minibatch import MinibatchElbo, fit_minibatches
@@ -31,7 +32,6 @@ from skgp.learning.markov.objectives import (
     find_sites,
 )
 from skgp.learning.markov.refinement import with_fine_form
-from skgp.learning.markov.regression import TermComponent, left_by_terms, with_terms
 from skgp.learning.markov.scoring import settle, short_climb
 from skgp.learning.markov.search import Search, maximise
 from skgp.learning.markov.structure import Structure, with_structure

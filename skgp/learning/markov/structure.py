@@ -7,8 +7,8 @@ quasi-periodic process a season,
 
 .. math:: e^{-|t| / \ell} \sum_{j=1}^J v_j \cos(2 \pi j t / p),
 
-with the periods that the periodogram proposes (:mod:`.seasons`) over what the trend explains, one
-by one, and the trend a process that is short. Of few times seasons may drift as Matern 5/2 does:
+with the periods that the periodogram (:mod:`.waves`) shows over what the trend explains, one by
+one, and the trend a process that is short. Of few times seasons may drift as Matern 5/2 does:
 growth by a factor makes their amplitude a smooth function. Parts are chosen by the Bayesian
 information criterion.
 
@@ -20,13 +20,19 @@ its own correlations make it, and has it in predictions; of the slope :math:`\tf
 given back, as if the change over the range had the variance of the data. Periods are sought in what
 covariates are not expected to add.
 
+The strongest peak of the periodogram, its harmonics counted, is fitted with those of them that
+stand out as well and taken away, and the rest is looked at again (`propose_seasons`). A period that
+might as well be a whole multiple of one found before, or of the step, is one. Where no multiple of
+the first stands out, the waves of each, as of a week of few days and weekends, are looked at
+together.
+
 References
 ----------
 .. [1] Harvey (1989), Forecasting, structural time series models and the Kalman filter, 2.3.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -35,23 +41,31 @@ import torch
 from torch import Tensor
 
 from skgp.inference.defaults import MAX_TIMES
-from skgp.inference.markov.series import Series
+from skgp.inference.markov.series import Series, make_series
 from skgp.kernels.defaults import TREND_START
 from skgp.kernels.sde import Dynamics, state_space
 from skgp.kernels.series_parts import SeriesParts, total
-from skgp.learning.markov.defaults import (
-    LEAST_WEIGHT,
-    SCORE_OUTLOOK,
-    SEASON_LEAST_ROWS,
-    STIFF_CYCLES,
-    STRUCTURE_ROWS,
-    TREND_LEAST_ROWS,
-)
+from skgp.learning.markov import defaults
 from skgp.learning.markov.objectives import Component, GaussianEvidence, Objective
 from skgp.learning.markov.scoring import promised_gain, short_climb
 from skgp.learning.markov.search import Search
-from skgp.learning.markov.seasons import propose_seasons
-from skgp.learning.markov.waves import Background
+from skgp.learning.markov.waves import (
+    Background,
+    Behind,
+    Waves,
+    cell_means,
+    gains_of,
+    n_harmonics,
+    parabola,
+    periodogram,
+    refined,
+    snapped,
+    stands_out,
+    surprise,
+    threshold,
+    with_harmonics,
+    without_waves,
+)
 from skgp.likelihoods import Likelihood
 from skgp.linalg import NotPositiveDefiniteError
 from skgp.linalg.runtime import to_arrays
@@ -74,7 +88,7 @@ def with_structure(
     noise is Gaussian.
     """
     n, make = len(series.times), parts_of(series)
-    if not (make.span and SEASON_LEAST_ROWS <= n <= STRUCTURE_ROWS):
+    if not (make.span and defaults.SEASON_LEAST_ROWS <= n <= defaults.STRUCTURE_ROWS):
         return Structure(best)
 
     def cost(part: Component) -> float:
@@ -99,12 +113,12 @@ def with_structure(
     trending = max(trending, wandering, key=criterion)
     backgrounds = Backgrounds(trending, n, likelihood)
     trending, seasons = _with_seasons(trending, trend, series, backgrounds, climb, criterion)
-    if n < TREND_LEAST_ROWS:  # :mod:`.averaging` has lines beneath the process
+    if n < defaults.TREND_LEAST_ROWS:  # :mod:`.averaging` has lines beneath the process
         waves = climb(total([best.kernel, *seasons]), best.parameters) if seasons else best
         return Structure(max(best, waves, key=criterion))
     best, still = _stationary(best, seasons, series, climb, criterion)
     noise, first, short = float(trending.parameters[0].exp()), trending, make.short()
-    hoped = SCORE_OUTLOOK * promised_gain(first, Component(short), objective)
+    hoped = defaults.SCORE_OUTLOOK * promised_gain(first, Component(short), objective)
     hoped += criterion(first) - cost(Component(short))
     slope = 0.5 * math.log(TREND_START)
     for part in (short, make.rough(noise)):
@@ -113,7 +127,7 @@ def with_structure(
             found = climb(first.kernel + part, first.parameters, least)
             trending = max(trending, found, key=criterion)
     odds = criterion(trending) + slope - criterion(still)
-    if abs(odds) > -math.log(LEAST_WEIGHT):
+    if abs(odds) > -math.log(defaults.LEAST_WEIGHT):
         return Structure(trending if odds > 0 else best)
     pair = (trending, still) if odds > 0 else (still, trending)
     return Structure(*pair, 1 / (1 + math.exp(abs(odds))))
@@ -186,7 +200,7 @@ class Backgrounds:
         found, parts = self.fitted(series), parts_of(series)
         if self._stiff is None:
             make, n = replace(parts, variance=1.0), len(series.times)
-            kernels = [make.line() + make.wander_to(each, n) for each in STIFF_CYCLES]
+            kernels = [make.line() + make.wander_to(each, n) for each in defaults.STIFF_CYCLES]
             self._stiff = [state_space(kernel).at() for kernel in kernels]
         if self._last is None or self._last[0] is not found:
             self._last = found, found.components[0].dynamics()
@@ -224,3 +238,128 @@ def parts_of(series: Series) -> SeriesParts:
         series.known["gap"] = float(gaps[(len(gaps) - 1) // 2]) if len(gaps) else 0.0
     start, end, variance = float(times[0]), float(times[-1]), float(values.var()) or 1.0
     return SeriesParts(start, end - start, series.known["gap"], variance)
+
+
+@dataclass(frozen=True)
+class Season:
+    """A period, and the variance that each of its harmonics explains, by order."""
+
+    period: float
+    variances: dict[int, float]
+
+
+def propose_seasons(
+    series: Series, backgrounds: Callable[[Series], list[Background]]
+) -> Iterator[Season]:
+    """Periods that stand out, the strongest first; none of short series.
+
+    `backgrounds` are what may be no season of a series.
+    """
+    times = series.times.cpu().numpy()
+    y = (series.totals / series.counts).cpu().numpy()
+    if len(times) < defaults.SEASON_LEAST_ROWS or not y.std():
+        return
+    t = times - times[0]
+
+    def behind(x: np.ndarray, rest: np.ndarray) -> tuple[Series, list[Background]]:
+        """Some values at times since the first, and their backgrounds."""
+        values = torch.from_numpy(rest)
+        whole = len(x) == len(t) and series.times.device == values.device
+        at = series.with_values(values) if whole else None
+        part = at or make_series(torch.from_numpy(x + times[0]), values)
+        return part, backgrounds(part)
+
+    gaps = np.diff(t)
+    step = float(np.median(gaps[gaps > 0]))
+    design = parabola(t)
+    rest, found = y - design @ np.linalg.lstsq(design, y, rcond=None)[0], list[Season]()
+    floor = defaults.LEAST_EXPLAINED * rest.var()
+    for _ in range(defaults.MAX_SEASONS):
+        known = [season.period for season in found]
+        shown = _strongest(t, rest, known, step, behind)
+        if len(known) == 1 and not (shown and _is_multiple(1 / shown[0], known[0], t[-1])):
+            shown = _longer(t, rest, known[0], step, behind) or shown
+        if shown is None:
+            return
+        frequency, orders = shown
+        most = int(n_harmonics(np.array([frequency]), known)[0])
+        most = min(most, math.ceil(0.5 / (frequency * step)) - 1)
+        orders = _with_hidden(t, rest, frequency, orders, most, behind)
+        rest, variances = without_waves(t, rest, frequency, orders)
+        if sum(variances) < floor:
+            return
+        found.append(Season(1 / frequency, dict(zip(orders, variances, strict=True))))
+        yield found[-1]
+
+
+def _strongest(
+    t: np.ndarray, rest: np.ndarray, known: list[float], step: float, behind: Behind
+) -> tuple[float, list[int]] | None:
+    """Frequency and orders of the season that stands out most; None where none does."""
+    frequencies, gain = periodogram(t, rest, step, behind)
+    if len(gain) < 2:
+        return None
+    score = with_harmonics(frequencies, gain, known)
+    if score.max() < threshold(len(gain)):
+        return None
+    peak = frequencies[score.argmax()]
+    # The strongest may be a harmonic itself, of what two tests may show.
+    least, whole = -math.log(defaults.PART_CHANCE), [peak / m for m in (3, 2)]
+    whole = [f for f in whole if stands_out(frequencies, gain, f, t[-1], least)]
+    frequency = next(iter(whole), peak)
+    orders = [1]
+    for j in range(2, int(n_harmonics(np.array([frequency]), known)[0]) + 1):
+        if stands_out(frequencies, gain, j * frequency, t[-1], least):
+            orders.append(j)
+    frequency = refined(t, rest, frequency, orders)
+    return snapped(t, rest, frequency, known, step, behind), orders
+
+
+def _is_multiple(period: float, of: float, span: float) -> bool:
+    """Whether a period is a few of another, to the resolution."""
+    whole = round(period / of)
+    return (
+        2 <= whole <= defaults.MAX_WITHIN
+        and abs(1 / period - 1 / (whole * of)) < defaults.SNAP_TO_PERIOD / span
+    )
+
+
+def _longer(
+    t: np.ndarray, rest: np.ndarray, period: float, step: float, behind: Behind
+) -> tuple[float, list[int]] | None:
+    """Frequency and orders of a season of a few of a period, whose waves stand out together.
+
+    One after the other they would not: the background follows the step from workdays to weekends.
+    Together they have to be as improbable as a peak, one of them too, at the price of a parameter.
+    """
+    waves, found = Waves(*cell_means(t, rest), behind), None
+    best = math.log((defaults.MAX_WITHIN - 1) / defaults.PEAK_CHANCE)
+    least = max(-math.log(defaults.PART_CHANCE), 0.5 * math.log(len(t)))
+    most = min(defaults.MAX_WITHIN, int((t[-1] + step) / (defaults.LEAST_CYCLES * period)))
+    for whole in range(2, most + 1):
+        orders = np.arange(1, whole)  # those below the first of the period
+        gain, each = waves.gain_together(orders / (whole * period))
+        score = surprise(gain, len(orders))
+        if score > best and each.max() > least:
+            best, found = score, (1 / (whole * period), orders[each > least].tolist())
+    return found
+
+
+def _with_hidden(
+    t: np.ndarray, y: np.ndarray, frequency: float, orders: list[int], most: int, behind: Behind
+) -> list[int]:
+    """Harmonics found, and those that stand out of what these leave: beside them they were small.
+
+    Of many points only those that cells show.
+    """
+    if len(t) > defaults.WAVE_ROWS:
+        most = min(most, int(defaults.WAVE_ROWS / (defaults.CELLS_A_CYCLE * frequency * t[-1])))
+    others = [j for j in range(2, most + 1) if j not in orders]
+    if not others:
+        return orders
+    left = without_waves(t, y, frequency, orders)[0]
+    gain = gains_of(*cell_means(t, left), frequency * np.array(others), behind)
+    more = [
+        j for j, each in zip(others, gain, strict=True) if each > -math.log(defaults.PART_CHANCE)
+    ]
+    return sorted(orders + more)

@@ -1,4 +1,4 @@
-r"""What waves gain over what may be no season of a series.
+r"""The periodogram of a series: what waves gain over what may be no season of it.
 
 A background, such as a trend and a level that wanders, stands for what is no season: a process of
 covariance :math:`\sigma^2 V`. Of the sum of squares :math:`q = y^\top V^{-1} y` a wave of frequency
@@ -23,6 +23,10 @@ no more waves for a stiff background among them. Of many points it is that of th
 Of many frequencies, a grid, it is rough where it is small: b is a Fourier transform of
 :math:`V^{-1} y` and A taken for diagonal, of a trace that is smooth in the frequency.
 
+A season of many harmonics, whose jumps the background takes for its own, stands out of the
+periodogram all the same, over the median of its neighbourhood, of which the law is the same but for
+slopes of the spectrum.
+
 References
 ----------
 .. [1] Lomb (1976), Least-squares frequency analysis of unequally spaced data.
@@ -31,22 +35,17 @@ References
 
 import math
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from scipy import ndimage
 from torch import Tensor
 
 from skgp.inference.markov.columns import DenseColumns, SeriesColumns, columns_of
 from skgp.inference.markov.series import Series
 from skgp.kernels.sde import Dynamics
-from skgp.learning.markov.defaults import (
-    FEW_WAVES,
-    ROUGH_GAIN,
-    STIFF_CYCLES,
-    WAVE_ENTRIES,
-    WAVES_AN_OCTAVE,
-)
+from skgp.learning.markov import defaults
 
 _ROUNDING = 1e-12  # mathematical: of sums of squares
 
@@ -77,10 +76,10 @@ def gains_of(t: np.ndarray, y: np.ndarray, frequencies: np.ndarray, behind: Behi
     Of many, which are a grid, a rough gain says which may matter.
     """
     waves = Waves(t, y, behind)
-    if len(frequencies) <= FEW_WAVES:
+    if len(frequencies) <= defaults.FEW_WAVES:
         return waves.gains(frequencies)
     found = waves.rough_gains(frequencies)
-    exact = (found > ROUGH_GAIN) | (frequencies * t[-1] <= STIFF_CYCLES[-1])
+    exact = (found > defaults.ROUGH_GAIN) | (frequencies * t[-1] <= defaults.STIFF_CYCLES[-1])
     found[exact] = waves.gains(frequencies[exact])
     return found
 
@@ -135,7 +134,7 @@ class Waves:
 
     def rough_gains(self, frequencies: np.ndarray) -> np.ndarray:
         """Of a grid (f,): cosine and sine orthogonal and alike, their size between some waves'."""
-        size, apart = len(frequencies), 1 / WAVES_AN_OCTAVE
+        size, apart = len(frequencies), 1 / defaults.WAVES_AN_OCTAVE
         knots = np.unique(np.exp2(np.arange(0, math.log2(size), apart)).astype(int)) - 1
         knots = np.append(knots, size - 1)
         sums = [A + B for _, _, A, B, *_ in self._products(frequencies[knots])]
@@ -153,7 +152,7 @@ class Waves:
 
     def _products(self, frequencies: np.ndarray) -> Iterator[tuple[Tensor, ...]]:
         """Those of `_likelihood_ratio`, (b, f) each, in parts."""
-        size, since = max(1, WAVE_ENTRIES // len(self._since)), self._since[:, None]
+        size, since = max(1, defaults.WAVE_ENTRIES // len(self._since)), self._since[:, None]
         for some in torch.from_numpy(2 * math.pi * frequencies).split(size):
             phase = since * some
             waves = torch.cat([self._series.y[:, None], phase.cos(), phase.sin()], 1)
@@ -198,3 +197,187 @@ def _likelihood_ratio(
     alone = det <= _ROUNDING * (A + B) ** 2
     found = torch.where(alone, (by**2 + bz**2) / (A + B), both / det)
     return 0.5 * found.nan_to_num(0.0).clamp(min=0.0).minimum(most)
+
+
+def surprise(total: Any, n: int) -> Any:
+    """Of sums G of n gains, those of one as improbable at least.
+
+    G exceeds g by chance with at most exp(-(g - n - n log(g / n))) (Chernoff).
+    """
+    return total - n - n * np.log(np.maximum(total, n) / n)
+
+
+def periodogram(
+    t: np.ndarray, y: np.ndarray, step: float, behind: Behind
+) -> tuple[np.ndarray, np.ndarray]:
+    """Frequencies, and what a wave of each gains, in nats."""
+    span = t[-1]
+    spacing, lowest = 1 / (defaults.OVERSAMPLED * span), defaults.LEAST_CYCLES / (span + step)
+    if len(t) <= defaults.WAVE_ROWS:
+        # Below the Nyquist frequency, at which the sine is 0.
+        count = min(math.ceil(0.5 / step / spacing) - 1, 2 * defaults.OVERSAMPLED * len(t))
+        frequencies = spacing * np.arange(1, count + 1)
+        power = lomb(t, y - y.mean(), frequencies)
+        waves = frequencies
+    else:
+        frequencies, power = _spectrum(t, y, step)
+        waves = frequencies[
+            : int(defaults.OVERSAMPLED * defaults.WAVE_ROWS / defaults.CELLS_A_CYCLE)
+        ]
+    gain = _over_neighbours(power) - defaults.UNMODELLED
+    shown = frequencies >= lowest
+    waves = waves[waves >= lowest]
+    gain, n_waves = gain[shown], len(waves)
+    if n_waves:
+        gain[:n_waves] = np.maximum(gain[:n_waves], gains_of(*cell_means(t, y), waves, behind))
+    return frequencies[shown], gain
+
+
+def cell_means(t: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Of many points those in cells; the times and values, (m,)."""
+    if len(t) <= defaults.WAVE_ROWS:
+        return t, y
+    cell = (t * (defaults.WAVE_ROWS / t[-1])).astype(int).clip(max=defaults.WAVE_ROWS - 1)
+    sizes = np.bincount(cell, minlength=defaults.WAVE_ROWS)
+    shown = sizes > 0
+    x, means = (
+        np.bincount(cell, each, defaults.WAVE_ROWS)[shown] / sizes[shown] for each in (t, y)
+    )
+    return x, means
+
+
+def with_harmonics(frequencies: np.ndarray, gain: np.ndarray, periods: list[float]) -> np.ndarray:
+    """Gains with those of harmonics, as improbable as one wave of that gain at least, (f,)."""
+    spacing = frequencies[1] - frequencies[0]
+    first, score, total = round(frequencies[0] / spacing), gain.copy(), gain.copy()
+    most = n_harmonics(frequencies, periods)
+    for j in range(2, int(most.max()) + 1):
+        place = j * (first + np.arange(len(gain))) - first
+        place = place[place < len(gain)]
+        total = total[: len(place)] + ndimage.maximum_filter1d(gain, 2 * (j // 2) + 1)[place]
+        many = surprise(total, j)
+        many[most[: len(place)] < j] = 0
+        score[: len(place)] = np.maximum(score[: len(place)], many)
+    return score
+
+
+def n_harmonics(frequency: np.ndarray, periods: list[float]) -> np.ndarray:
+    """Of waves beside seasons found: a day that differs over the week shows about seven a week."""
+    within = [np.rint(1 / (period * frequency)) for period in periods]
+    within = [np.where(each <= defaults.MAX_WITHIN, each, 0.0) for each in within]
+    return defaults.MAX_SEASON_HARMONICS + np.max([np.zeros_like(frequency), *within], axis=0)
+
+
+def _spectrum(t: np.ndarray, y: np.ndarray, step: float) -> tuple[np.ndarray, np.ndarray]:
+    """Frequencies of a regular grid, and the power there."""
+    span = t[-1]
+    cells = min(math.ceil(span / step) + 1, 2**20)  # shape
+    cell = np.minimum((t * (cells - 1) / span).round().astype(int), cells - 1)
+    occupied = np.bincount(cell, minlength=cells).clip(min=1)
+    values = np.bincount(cell, y - y.mean(), cells) / occupied
+    power = np.abs(np.fft.rfft(values, defaults.OVERSAMPLED * cells)[1:]) ** 2
+    return np.arange(1, len(power) + 1) * (cells - 1) / (span * defaults.OVERSAMPLED * cells), power
+
+
+def _over_neighbours(power: np.ndarray) -> np.ndarray:
+    """Power over the mean of noise that has the median of the neighbourhood."""
+    least = np.finfo(float).eps * max(power.max(), np.finfo(float).tiny)
+    return power * math.log(2) / np.maximum(_background(power), least)
+
+
+def _background(power: np.ndarray) -> np.ndarray:
+    """Running median, of a neighbourhood no wider than the frequency: spectra fall steeply."""
+    width, found = defaults.NEIGHBOURHOOD * defaults.OVERSAMPLED, np.empty_like(power)
+    while True:
+        here = slice(min(len(power), 2 * width) if width > defaults.OVERSAMPLED else 0, None)
+        part = ndimage.median_filter(power, 2 * width + 1, mode="nearest")
+        upper = (
+            min(len(power), 4 * width)
+            if width < defaults.NEIGHBOURHOOD * defaults.OVERSAMPLED
+            else None
+        )
+        found[here.start : upper] = part[here.start : upper]
+        if not here.start:
+            return found
+        width //= 2
+
+
+def threshold(n_frequencies: int) -> float:
+    """That noise exceeds at one of so many frequencies with a small chance."""
+    return math.log(n_frequencies / defaults.OVERSAMPLED / defaults.PEAK_CHANCE)
+
+
+def stands_out(
+    frequencies: np.ndarray, gain: np.ndarray, at: float, span: float, least: float
+) -> bool:
+    """Whether near a frequency, to the resolution, a gain is above the least."""
+    near = np.abs(frequencies - at) <= 0.5 / span
+    return bool(near.any()) and float(gain[near].max()) > least
+
+
+def refined(t: np.ndarray, y: np.ndarray, peak: float, orders: list[int]) -> float:
+    """The frequency, near a peak, that explains most with its harmonics."""
+    some = slice(None, None, max(1, len(t) // defaults.WAVE_ROWS))
+    for width in (0.5, 0.05):  # mathematical: of the resolution
+        grid = peak + width / t[-1] * np.linspace(-1, 1, 21)
+        grid = grid[grid > 0]
+        designs = _waves(t[some], grid, orders)  # (f, n, p)
+        across = designs.transpose(0, 2, 1)
+        A, b = across @ designs, across @ (y[some] - y[some].mean())
+        A += _ROUNDING * len(t) * np.eye(A.shape[1])  # at the Nyquist frequency the sine is 0
+        explained = (b * np.linalg.solve(A, b[..., None])[..., 0]).sum(1)
+        best = int(np.argmax(explained))
+        peak = float(grid[best])
+    if 0 < best < len(grid) - 1:  # the parabola through three
+        below, at, above = explained[best - 1 : best + 2]
+        peak += 0.5 * float((grid[1] - grid[0]) * (above - below) / (2 * at - below - above))
+    return peak
+
+
+def _waves(t: np.ndarray, frequencies: np.ndarray, orders: list[int]) -> np.ndarray:
+    """A parabola, cosines and sines of harmonics of frequencies (f,) at times (n,), (f, n, p)."""
+    phase = 2 * math.pi * frequencies[:, None, None] * np.multiply.outer(t, orders)
+    trend = np.broadcast_to(parabola(t), (len(phase), len(t), 3))
+    return np.concatenate([trend, np.cos(phase), np.sin(phase)], 2)
+
+
+def parabola(t: np.ndarray) -> np.ndarray:
+    """A basis of parabolas at times (n,) since the first, (n, 3)."""
+    return np.vander(2 * t / t[-1] - 1, 3)
+
+
+def without_waves(
+    t: np.ndarray, y: np.ndarray, frequency: float, orders: list[int]
+) -> tuple[np.ndarray, list[float]]:
+    """What harmonics leave of y, and the variance of each."""
+    (design,) = _waves(t, np.array([frequency]), orders)
+    weights = np.linalg.lstsq(design, y, rcond=None)[0]
+    squares = (weights[3:] ** 2).reshape(2, -1).sum(0) / 2
+    return y - design @ weights, squares.tolist()
+
+
+def snapped(
+    t: np.ndarray,
+    y: np.ndarray,
+    frequency: float,
+    periods: list[float],
+    step: float,
+    behind: Behind,
+) -> float:
+    """That of a whole multiple of another period, or of the step, if it might as well be.
+
+    Half a week is no whole number of days, but an overtone of the week is seen before the week.
+    Of steps a wave must be as likely, by Schwarz's penalty: few cycles with little noise tell.
+    """
+    span = t[-1]
+    for period in periods:
+        for overtone in (1, 2, 3):
+            whole = max(1, round(overtone / (frequency * period))) * period
+            if abs(overtone / whole - frequency) < defaults.SNAP_TO_PERIOD / span:
+                return 1 / whole
+    whole = max(1, round(1 / (frequency * step))) * step
+    if not 0 < abs(1 / whole - frequency) < defaults.SNAP_TO_STEP / span:
+        return frequency
+    some = slice(None, None, max(1, len(t) // defaults.WAVE_ROWS))
+    free, rounded = gains_of(t[some], y[some], np.array([frequency, 1 / whole]), behind)
+    return 1 / whole if free - rounded < 0.5 * math.log(len(t)) else frequency

@@ -28,8 +28,8 @@ from skgp.kernels.expression import WhiteKernel, split_noise
 from skgp.kernels.hyperparameters import bounds_of, sizes_of, theta_of, with_theta
 from skgp.learning.defaults import GLOBAL_SEARCH, LEAST_EFFECT
 from skgp.learning.evidence import ExactEvidence
+from skgp.learning.label_scales import latent_start, latent_structure, search_by_numbers
 from skgp.learning.laplace_evidence import LaplaceEvidence
-from skgp.learning.latent_starts import latent_start, latent_structure, search_by_numbers
 from skgp.learning.search import HyperparameterFit, SearchSettings, fit_hyperparameters
 from skgp.learning.sparse import defaults
 from skgp.learning.sparse.objective import Objective, Problem, Settings
@@ -207,7 +207,7 @@ def other_starts(problem: Problem, kernel, loss: float = -math.inf) -> list[tupl
 
     None where the kernel is not learned. It at the likeliest of other length scales, where it is
     the only one, and at those of a regression on numbers that resemble f
-    (:mod:`skgp.learning.latent_starts`).
+    (:mod:`skgp.learning.label_scales`).
 
     With Gaussian noise and inducing points, that of a dense process of some observations: where few
     of many columns may matter, since points spread over all columns see little of f, and where

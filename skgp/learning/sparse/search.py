@@ -13,8 +13,8 @@ replacement,
 .. math:: \hat{\mathcal L} = \frac nb \sum_{i \in B} w_i\, \ell_i + \beta\, \mathrm{KL}(q \,\|\, p),
 
 whose mean over all such sets is the objective itself. It costs :math:`O(b M^2 + M^3)`, whatever n.
-The coordinates are those of :mod:`skgp.learning.coordinates`. The rate stays while it pays, then
-falls linearly to 0 over as many steps again, which averages the noise away.
+The coordinates are those of :mod:`skgp.learning.local.minibatch`. The rate stays while it pays,
+then falls linearly to 0 over as many steps again, which averages the noise away.
 
 After minibatches of the log-loss the mean may move to that of least squares (`choose_blend`).
 
@@ -34,8 +34,8 @@ from torch import Tensor
 from skgp.data import Data
 from skgp.inference.collapsed import evidence_ratio, square_loss_path, statistics
 from skgp.inference.sparse import FixedFeatures, ReferenceGaussian, SparseState, whitened_features
-from skgp.learning.coordinates import Coordinates, Parts
 from skgp.learning.defaults import LEARNING_RATE
+from skgp.learning.local.minibatch import Coordinates, Parts
 from skgp.learning.selection import choose
 from skgp.learning.sparse import defaults
 from skgp.learning.sparse.objective import BestState, Objective, held_out_losses

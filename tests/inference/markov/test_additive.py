@@ -16,10 +16,10 @@ from skgp.inference.markov.additive_bins import (
     bin_priors,
     make_bins,
 )
-from skgp.inference.markov.additive_rows import CORRELATIONS, Covariances, RowsPrior
-from skgp.inference.markov.additive_sites import condition_rows
+from skgp.inference.markov.additive_sites import RowsPrior, condition_rows
 from skgp.inference.markov.additive_states import BinnedState, RowsState
 from skgp.kernels import Cosine, sde_processes, sde_rational, state_space
+from skgp.kernels.sde_lags import CORRELATIONS, Covariances
 from skgp.learning.markov.additive import RowsElbo
 from skgp.learning.markov.search import Component
 from skgp.likelihoods import Bernoulli, Gaussian, Poisson, StudentT
@@ -258,7 +258,7 @@ def test_evidence_of_rows_keeps_its_digits_at_any_noise(noise):
     ids=["matern", "rbf_constant_cosine", "periodic"],
 )
 def test_covariances_are_those_of_the_kernels(kernels, monkeypatch):
-    monkeypatch.setattr("skgp.inference.markov.additive_rows.COVARIANCES", 100)
+    monkeypatch.setattr("skgp.kernels.sde_lags.COVARIANCES", 100)
     X, _ = make_data()
     found, expected = Covariances(dynamics_of(kernels)), component_grams(kernels, NEW, X)
     x, new = X.T.contiguous(), NEW.T.contiguous()

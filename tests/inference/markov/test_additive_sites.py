@@ -7,8 +7,7 @@ import torch
 from sklearn.gaussian_process.kernels import Matern
 
 from skgp.data import Data
-from skgp.inference.markov.additive_rows import RowsPrior
-from skgp.inference.markov.additive_sites import condition_rows
+from skgp.inference.markov.additive_sites import RowsPrior, condition_rows
 from skgp.kernels import state_space
 from skgp.likelihoods import Gaussian
 from skgp.models.state_space import fit_additive

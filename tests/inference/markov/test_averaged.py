@@ -4,7 +4,7 @@ import numpy as np
 import torch
 from sklearn.gaussian_process.kernels import ConstantKernel, Matern
 
-from skgp.inference.markov.averaged import AveragedState
+from skgp.inference.gp_mixture import AveragedState
 from skgp.inference.markov.series import make_series
 from skgp.inference.markov.states import SeriesState
 from skgp.likelihoods import Gaussian

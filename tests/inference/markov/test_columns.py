@@ -40,7 +40,7 @@ def made(route, dynamics, x, weight, monkeypatch, tiles=False):
         assert isinstance(found, DenseColumns)
         return found
     if tiles:
-        monkeypatch.setattr(layout, "CHUNKS_BYTES", 1)  # a tile a chunk
+        monkeypatch.setattr(layout.defaults, "CHUNKS_BYTES", 1)  # a tile a chunk
     return SeriesColumns(dynamics, gaps, torch.tensor(weight))
 
 

@@ -135,8 +135,8 @@ def test_wide_gaps_are_cut_and_too_wide_stretches_shortened(name):
 def test_tiles_made_anew_are_the_same(monkeypatch):
     dynamics, series = dynamics_of("sum"), awkward(900, 0.1)
     whole = dense_evidence(dynamics, *series)
-    monkeypatch.setattr(dense_chunks, "TILE_MATRICES", 5000)
-    monkeypatch.setattr(dense_chunks, "CHUNKS_BYTES", 0)
+    monkeypatch.setattr(dense_chunks.defaults, "TILE_MATRICES", 5000)
+    monkeypatch.setattr(dense_chunks.defaults, "CHUNKS_BYTES", 0)
     tiled = dense_evidence(dynamics, *series)
     assert tiled.log_normalizer == pytest.approx(whole.log_normalizer, rel=1e-12)
     for name in ("parameter_gradient", "mean", "var"):

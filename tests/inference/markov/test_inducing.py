@@ -9,10 +9,10 @@ from sklearn.gaussian_process.kernels import RBF, ConstantKernel, Matern
 from skgp.inference.markov import inducing as draws_module
 from skgp.inference.markov.conditionals import condition
 from skgp.inference.markov.exact_sites import fit_sites
-from skgp.inference.markov.expectations import expectations
 from skgp.inference.markov.inducing import fit_inducing, infer_inducing, place_knots, shortest_scale
 from skgp.inference.markov.knots import Chain, PairSites, infer_pairs
 from skgp.inference.markov.series import make_series
+from skgp.inference.markov.sites import expectations
 from skgp.inference.markov.states import InducingState
 from skgp.kernels.sde import state_space
 from skgp.kernels.specs import Cosine

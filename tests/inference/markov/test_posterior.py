@@ -55,7 +55,7 @@ class Problem:
 
 @pytest.fixture(params=[2**29, 30_000], ids=["one tile", "many tiles"])
 def tile_bytes(request, monkeypatch):
-    monkeypatch.setattr(series, "CHUNKS_BYTES", request.param)
+    monkeypatch.setattr(series.defaults, "CHUNKS_BYTES", request.param)
 
 
 @each_kernel

@@ -6,9 +6,9 @@ import torch
 from sklearn.gaussian_process.kernels import RBF, Matern
 
 from skgp.inference import defaults
-from skgp.inference.markov import short_posterior
+from skgp.inference.markov import exact_sites
+from skgp.inference.markov.exact_sites import ShortPosterior, posterior_of
 from skgp.inference.markov.posterior import Posterior
-from skgp.inference.markov.short_posterior import ShortPosterior, posterior_of
 from skgp.kernels import Cosine, LocalLinearTrend, state_space
 from skgp.kernels.expression import summands
 
@@ -125,7 +125,7 @@ def test_draws_and_parts_without_noise_are_within_the_variances(kernel):
 def test_the_filter_predicts_many_times_where_it_keeps_digits(monkeypatch):
     given = series(KERNELS[1])
     short, filtered = posterior_of(*given), Posterior(*given)
-    monkeypatch.setattr(short_posterior, "PREDICTED_ENTRIES", 29)
+    monkeypatch.setattr(exact_sites, "PREDICTED_ENTRIES", 29)
     assert torch.equal(short.marginals(given[1])[0], filtered.marginals(given[1])[0])
     sharp = series(KERNELS[1], precision=defaults.FILTER_RATIO)
     few = posterior_of(*sharp).marginals(sharp[1])[0]

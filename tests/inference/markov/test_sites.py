@@ -9,15 +9,14 @@ import torch
 from sklearn.gaussian_process.kernels import Matern
 
 from skgp.inference.markov.exact_sites import fit_sites
-from skgp.inference.markov.expectations import left_out_moments
 from skgp.inference.markov.series import Series, make_series
-from skgp.inference.markov.sites import _mixed
+from skgp.inference.markov.sites import _mixed, left_out_moments
 from skgp.inference.markov.smoother import evidence
 from skgp.kernels.sde import state_space
 from skgp.learning.markov.objectives import GaussianEvidence
 from skgp.likelihoods import Bernoulli, Gaussian, Laplace, Poisson, StudentT
 from skgp.optim.loop import NonFiniteLossError
-from skgp.optim.mixing import AndersonMixing
+from skgp.optim.scoring import AndersonMixing
 from tests.reference.state_space import by_finite_differences
 from tests.reference.vgp import maximise_vgp
 

@@ -29,8 +29,8 @@ SUM = MATERN + 0.4 * Matern(3.0, nu=2.5)
 def route(request, monkeypatch):
     """Short series go any way; all are held to the same oracles."""
     if request.param != "dense":
-        monkeypatch.setattr(layout, "MAX_TIMES", 0)
-        monkeypatch.setattr(layout, "MOST_TIMES", 0)
+        monkeypatch.setattr(layout.defaults, "MAX_TIMES", 0)
+        monkeypatch.setattr(layout.defaults, "MOST_TIMES", 0)
     if request.param == "points":
         monkeypatch.setattr(smoother, "dense_evidence", lambda *_: None)
     return request.param
@@ -113,7 +113,7 @@ def test_evidence_of_a_few_points(n):
 def test_evidence_in_tiles_is_the_same(monkeypatch):
     series = tensors(*awkward_series(200))
     whole = evidence(dynamics_of(SUM), *series)
-    monkeypatch.setattr(layout, "CHUNKS_BYTES", 60_000)
+    monkeypatch.setattr(layout.defaults, "CHUNKS_BYTES", 60_000)
     tiled = evidence(dynamics_of(SUM), *series)
     assert tiled.log_normalizer == pytest.approx(whole.log_normalizer, rel=1e-13)
     for name in ("parameter_gradient", "mean", "var"):
@@ -201,7 +201,7 @@ def test_pivots_near_zero_are_exact_or_refused(near):
 
 @pytest.mark.parametrize("tile_bytes", [2**29, 30_000])
 def test_negative_weights_that_are_too_large_are_refused(monkeypatch, tile_bytes):
-    monkeypatch.setattr(layout, "CHUNKS_BYTES", tile_bytes)
+    monkeypatch.setattr(layout.defaults, "CHUNKS_BYTES", tile_bytes)
     x, beta, weight = awkward_series(80)
     weight[[10, 11]] = -40.0
     with pytest.raises(NotPositiveDefiniteError, match="negative eigenvalues.*Halve the step"):

@@ -12,8 +12,15 @@ from skgp.inference.natural import fit_sites
 from skgp.inference.neighbors.conditionals import Tiles
 from skgp.inference.neighbors.posterior import SWSGPPosterior, SWSGPState
 from skgp.inference.neighbors.search import NeighborSearch
-from skgp.inference.neighbors.streaming import localized, summarize, update, update_full
-from skgp.inference.neighbors.system import full_system, local_system, row_weights
+from skgp.inference.neighbors.system import (
+    full_system,
+    local_system,
+    localized,
+    row_weights,
+    summarize,
+    update,
+    update_full,
+)
 from skgp.likelihoods import Bernoulli, Gaussian
 from tests.reference import swsgp as dense
 from tests.same import assert_same

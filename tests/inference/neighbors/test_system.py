@@ -102,7 +102,7 @@ def test_prior_multiplies_as_the_dense_matrix_does(n_columns):
 def test_prior_assembled_in_parts_is_the_same(monkeypatch):
     problem = dense.make_problem("sum", weighted=True)
     whole = system_of(problem).prior
-    monkeypatch.setattr(module, "ASSEMBLED", 200)
+    monkeypatch.setattr(module.defaults, "ASSEMBLED", 200)
     parts = system_of(problem).prior
     torch.testing.assert_close(parts.matrix.to_dense(), whole.matrix.to_dense())
     torch.testing.assert_close(parts.constant, whole.constant)

@@ -73,7 +73,7 @@ def test_covariances_of_many_columns_by_products_choose_the_same_neighbors(m, mo
             methods.add(method)
             return gram(*given, method=method)
 
-        monkeypatch.setattr(neighbors, "PRODUCT_COLUMNS", columns)
+        monkeypatch.setattr(neighbors.defaults, "PRODUCT_COLUMNS", columns)
         with monkeypatch.context() as patch:
             patch.setattr(neighbors, "gram", heard)
             found.append(earlier_neighbors(kernel, X, 8, phi))
@@ -103,7 +103,7 @@ def test_correlations_of_candidates_are_taken_in_tiles(monkeypatch):
         sizes.append((len(A), 8 * A[..., 0].numel() * len(Z)))
         return kernel_of(kernel, A, *rest)
 
-    monkeypatch.setattr(neighbors, "NEIGHBOR_TILE", limit)
+    monkeypatch.setattr(neighbors.defaults, "NEIGHBOR_TILE", limit)
     monkeypatch.setattr(neighbors, "gram", watched)
     found = earlier_neighbors(KERNEL, torch.tensor(X), 6, features(X, Z))
     assert torch.equal(found, expected)

@@ -12,7 +12,7 @@ from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import ConstantKernel, Matern, WhiteKernel
 
 from skgp import StateSpaceGPRegressor
-from skgp.inference.markov.averaged import AveragedState
+from skgp.inference.gp_mixture import AveragedState
 from skgp.inference.markov.series import make_series
 from skgp.kernels import LocalLinearTrend
 from skgp.kernels.series_parts import SeriesParts, has_waves, is_of_no_season

@@ -10,7 +10,7 @@ from skgp import StateSpaceGPRegressor
 from skgp.inference.markov.additive import DistinctRows
 from skgp.kernels import ActiveDims
 from skgp.learning.markov.additive import RowsEvidence
-from skgp.learning.markov.common import CommonClimb
+from skgp.learning.markov.choice import CommonClimb
 from skgp.learning.markov.defaults import COMMON_LOG_SD, NOISE_LOG_SD
 from skgp.likelihoods import Gaussian
 

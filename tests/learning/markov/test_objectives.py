@@ -83,7 +83,7 @@ def test_short_series_of_little_noise_take_one_factor_with_the_digits_of_the_fil
         return GaussianEvidence(make_series(*map(torch.from_numpy, (x, y))))(*at)
 
     dense = evaluate()
-    monkeypatch.setattr("skgp.inference.markov.series.MAX_TIMES", 0)
+    monkeypatch.setattr("skgp.inference.defaults.MAX_TIMES", 0)
     filtered = evaluate()
     assert isinstance(dense.posterior, DensePosterior)
     assert not isinstance(filtered.posterior, DensePosterior)

@@ -58,8 +58,8 @@ def test_evidence_of_rbf_equals_the_dense_one(n, kernel, noise):
 @pytest.fixture
 def by_the_filter(monkeypatch):
     """As if the series were long."""
-    monkeypatch.setattr("skgp.inference.markov.series.MAX_TIMES", 0)
-    monkeypatch.setattr("skgp.inference.markov.series.MOST_TIMES", 0)
+    monkeypatch.setattr("skgp.inference.defaults.MAX_TIMES", 0)
+    monkeypatch.setattr("skgp.inference.defaults.MOST_TIMES", 0)
 
 
 def test_states_follow_the_noise(by_the_filter):

@@ -8,8 +8,8 @@ from sklearn.gaussian_process.kernels import Matern
 from skgp.inference.markov.regression import make_regression_series
 from skgp.inference.markov.series import make_series
 from skgp.inference.markov.terms import Categorical, Linear, Polynomial, Smooth, Terms
+from skgp.learning.markov.additive import RegressionElbo, RegressionEvidence, TermComponent
 from skgp.learning.markov.objectives import Component, VariationalEvidence
-from skgp.learning.markov.regression import RegressionElbo, RegressionEvidence, TermComponent
 from skgp.likelihoods import Gaussian, Poisson
 from tests.reference.state_space import by_finite_differences
 

@@ -14,8 +14,7 @@ from skgp.kernels import Cosine, LocalLinearTrend
 from skgp.kernels.expression import summands
 from skgp.learning.markov import objectives
 from skgp.learning.markov.objectives import Component
-from skgp.learning.markov.seasons import propose_seasons
-from skgp.learning.markov.structure import Backgrounds
+from skgp.learning.markov.structure import Backgrounds, propose_seasons
 from skgp.learning.markov.waves import Background, Waves, gains_of, lomb
 from skgp.likelihoods import Gaussian
 
@@ -146,7 +145,7 @@ def test_a_wave_of_a_series_that_wanders_is_no_season():
 
 @pytest.mark.parametrize("cells", [2000, 350])  # by Lomb and Scargle, and in cells
 def test_a_period_of_irregular_times_is_found_to_a_part_of_the_resolution(cells, monkeypatch):
-    monkeypatch.setattr("skgp.learning.markov.seasons.WAVE_ROWS", cells)
+    monkeypatch.setattr("skgp.learning.markov.defaults.WAVE_ROWS", cells)
     rng = np.random.default_rng(1)
     t = np.sort(rng.uniform(0, 100, 400))
     y = 0.05 * t + np.cos(2 * np.pi * t / 3.7) + 0.5 * rng.standard_normal(400)
