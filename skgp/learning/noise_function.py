@@ -170,16 +170,16 @@ class Errors:
 
     @cached_property
     def _tails(self) -> tuple[Tensor, Tensor]:
-        """The likeliest degrees of freedom and log factor of constant noise, of a grid."""
+        """The likeliest degrees of freedom and constant at g = 0, of a grid, (1,) each."""
         options: dict[str, Any] = {"dtype": self.error.dtype, "device": self.error.device}
         df = torch.tensor(defaults.NOISE_TAILS, **options)[:, None]
-        logs = torch.linspace(*defaults.NOISE_SCALES, **options)[:, None, None]
-        log_prob = self._student(torch.zeros_like(self.error), df, logs).log_prob(self.error)
+        scale = torch.logspace(*defaults.NOISE_SCALES, **options)[:, None, None]
+        log_prob = self._student(torch.zeros_like(self.error), df, scale).log_prob(self.error)
         j, i = divmod(int(log_prob.sum(-1).argmax()), len(df))
-        return df[i], logs[j, 0]
+        return df[i], scale[j, 0]
 
-    def _student(self, g: Tensor, df: Tensor, logs: Tensor) -> StudentT:
-        return StudentT(df, scale=(self.variance + self.noise * (g + logs).exp()).sqrt())
+    def _student(self, g: Tensor, df: Tensor, scale: Tensor) -> StudentT:
+        return StudentT(df, scale=scale * (self.variance + self.noise * g.exp()).sqrt())
 
     def log_prob_and_derivatives(self, r: Tensor, g: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Of errors r (n,) in g (n,), up to a constant, for Newton's method."""

@@ -145,18 +145,17 @@ def test_errors_of_many_are_predicted_by_the_nearest(monkeypatch):
 
 def test_robust_losses_are_of_students_t(posterior):
     errors, _, K, _ = posterior
-    df, logs = map(float, errors._tails)
+    df, factor = map(float, errors._tails)
 
-    def loss(df, logs, g):
-        scale = np.sqrt(errors.variance.numpy() + errors.noise.numpy() * np.exp(g + logs))
+    def loss(df, factor, g):
+        scale = factor * np.sqrt(errors.variance.numpy() + errors.noise.numpy() * np.exp(g))
         return -student_t.logpdf(errors.error.numpy(), df, scale=scale)
 
     g = np.linspace(-1, 1, 40)
-    np.testing.assert_allclose(errors.robust_losses(torch.from_numpy(g)), loss(df, logs, g))
-    tried = [
-        loss(a, b, 0 * g).sum() for a in (2, 3, 5, 10, 30, 1000) for b in np.arange(-4, 1, 0.5)
-    ]
-    assert loss(df, logs, 0 * g).sum() <= min(tried) + 1e-9
+    np.testing.assert_allclose(errors.robust_losses(torch.from_numpy(g)), loss(df, factor, g))
+    grid = [(a, b) for a in (2, 3, 5, 10, 30, 1000) for b in (0.25, 0.5, 1.0)]
+    assert loss(df, factor, 0 * g).sum() <= min(loss(*at, 0 * g).sum() for at in grid) + 0.05
+
 
 
 def test_noise_that_grows_is_found():
@@ -193,8 +192,8 @@ def test_neighbouring_gross_errors_are_no_noise_that_varies(seed):
 
 
 def test_errors_of_a_smoother_process_tell_where_a_rough_one_explains_noise():
-    kernel, data = Matern(0.02, nu=0.5) + WhiteKernel(0.01), problem(200)
-    own = Errors.of(kernel, data, torch.arange(200))
+    kernel, data = Matern(0.02, nu=0.5) + WhiteKernel(0.01), problem(100, seed=3)
+    own = Errors.of(kernel, data, torch.arange(100))
     assert not own.likeliest(kernel, data).is_likelier(own, data)
     function = learn_noise_function(kernel, data, KERNEL)
     low, high = function(torch.tensor([[0.1], [0.9]]).double(), function.constant).tolist()
