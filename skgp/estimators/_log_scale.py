@@ -41,6 +41,7 @@ from skgp.learning.markov.series_search import Problem, evidence_near
 from skgp.learning.noise_function import NoiseFunction, learn_noise_function, logs_predict_better
 from skgp.likelihoods import Likelihood
 from skgp.models.state_space import kernel_of, series_of
+from skgp.samplers.diagnostics import effective_sample_size
 
 
 class LogScale(RegressionPredictions):
@@ -203,10 +204,11 @@ class VaryingNoise(LogScale):
     ----------
     heteroscedastic : bool or "auto", default="auto"
         Whether the variance of Gaussian noise is a function of x (`predict_noise_variance`),
-        learned from the errors of up to 500 observations; f and ``noise_variance_`` are those of
-        constant noise. "auto" does with ``kernel=None`` and `likelihood_` "gaussian", of 100 to
-        5000 observations of one target, where errors left out are clearly likelier then; not of
-        streams, rows in blocks, principal components or relevance vectors.
+        learned from the errors of up to 1000 observations; f and ``noise_variance_`` are those of
+        constant noise. "auto" does with ``kernel=None`` and `likelihood_` "gaussian", of 100
+        observations of one target or more, where errors left out, of up to 5000, are clearly
+        likelier then; not of streams, rows in blocks, principal components or relevance vectors,
+        nor where some rows repeat far more often than others.
     """
 
     _noise_constraints: dict[str, list[Any]] = {
@@ -252,8 +254,7 @@ class VaryingNoise(LogScale):
             asked = self.kernel is None and self._has_gaussian_name and not self._of_log
             # Between relevance vectors variances of f are too small, and of noise stand for them.
             asked &= getattr(self, "basis", None) != "relevance"
-            least, most = defaults.NOISE_CHOSEN
-            if not (asked and least <= len(data) <= most):
+            if not asked or len(data) < defaults.NOISE_LEAST_ROWS:
                 return False
         elif not self.heteroscedastic:
             return False
@@ -263,12 +264,15 @@ class VaryingNoise(LogScale):
 
     def _learn_noise_function(self, data: Data) -> NoiseFunction | None:
         # Copies of an observation would predict each other.
-        some = data.merged(any_likelihood=True)
-        some = some.some(defaults.NOISE_ROWS, torch.Generator().manual_seed(0))
-        capped = capped_weights(arrays(some)[1])
-        some = Data(some.X, some.y, None if capped is None else to_tensor(capped))
-        smoother = self._kernels(some)[0] if self.heteroscedastic == "auto" else None
-        return learn_noise_function(self.kernel_, some, smoother)
+        data = data.merged(any_likelihood=True)
+        weight = arrays(data)[1]
+        if self.heteroscedastic == "auto" and weight is not None:
+            if effective_sample_size(np.log(weight)) < defaults.NOISE_EVENNESS * len(data):
+                return None
+        capped = capped_weights(weight)
+        data = Data(data.X, data.y, None if capped is None else to_tensor(capped))
+        smoother = self._kernels(data)[0] if self.heteroscedastic == "auto" else None
+        return learn_noise_function(self.kernel_, data, smoother)
 
     # ---- prediction --------------------------------------------------------------------------
 

@@ -151,10 +151,10 @@ FEW_LABEL_SCALE_STD = 2.0
 #: below, logarithms change nothing; beyond, y is rounded.
 LOG_ROWS, LOG_RATIOS = (50, 500), (1.5, 1e12)
 
-#: Noise that varies is learned from so many observations, and chosen for so few and so many: the
-#: errors of 500 tell of processes that know 8000 what is worth .01 nats on house_8L, .03 on sml and
-#: -.07 on keggdirected, of 4500 .11 there (`tests.benchmarks.bench_noise`, SWSGPRegressor).
-NOISE_ROWS, NOISE_CHOSEN = 500, (100, 5000)
+#: Noise that varies is chosen of so many observations, and where the effective number of distinct
+#: ones, (sum w)^2 / sum w^2, is no smaller part of them: two thirds of the rows of keggdirected
+#: repeat others, which the errors of distinct ones say nothing of, and would lose .1 nats.
+NOISE_LEAST_ROWS, NOISE_EVENNESS = 100, 0.5
 
 # -- State space
 

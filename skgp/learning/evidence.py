@@ -21,7 +21,7 @@ References
 """
 
 import math
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -236,6 +236,33 @@ def leave_one_out_log_density(
     return _LastGivenOthers.apply(K, added, data.y[group]) + data.log_power(noise)[rows]
 
 
+@torch.no_grad()
+def leave_one_out_errors(
+    kernel, data: Data, rows: Tensor, neighbors: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Errors and their variances, (b,) each, of predictions of one target from neighbours (b, k).
+
+    Noise included, as of :func:`leave_one_out_log_density`.
+    """
+    signal, white = cast(tuple[Any, Any], split_noise(kernel))
+    group = torch.cat([neighbors, rows[:, None]], dim=1)  # (b, k + 1)
+    K = gram(signal, gather_rows(data.X, group), method="expand")
+    noise = data.row_noise(data.X.new_tensor(white.noise_level))[group]
+    u, v = _last_of_inverse(K, noise, data.y[group][..., None])
+    return v[:, -1, 0] / u[:, -1, 0], 1 / u[:, -1, 0]
+
+
+def _last_of_inverse(K: Tensor, noise: Tensor, Y: Tensor) -> tuple[Tensor, Tensor]:
+    """u (b, k, 1) and v (b, k, t) of `_LastGivenOthers`."""
+    A = K.clone()
+    A.diagonal(dim1=-2, dim2=-1).add_(noise)
+    last = torch.zeros_like(Y[..., :1])
+    last[:, -1] = 1.0
+    both = torch.cholesky_solve(torch.cat([last, Y], dim=-1), jittered_cholesky(A).factor)
+    u, v = both.split([1, Y.shape[-1]], -1)
+    return u, v
+
+
 class _LastGivenOthers(torch.autograd.Function):
     r"""Log-density of the last entry of :math:`y \sim N(0, A)` given the others, for a batch.
 
@@ -254,13 +281,7 @@ class _LastGivenOthers(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, K: Tensor, noise: Tensor, y: Tensor) -> Tensor:
-        Y = y[..., None] if y.ndim == 2 else y
-        A = K.clone()
-        A.diagonal(dim1=-2, dim2=-1).add_(noise)
-        last = torch.zeros_like(Y[..., :1])
-        last[:, -1] = 1.0
-        L = jittered_cholesky(A).factor
-        u, v = torch.cholesky_solve(torch.cat([last, Y], dim=-1), L).split([1, Y.shape[-1]], -1)
+        u, v = _last_of_inverse(K, noise, y[..., None] if y.ndim == 2 else y)
         ctx.save_for_backward(u, v)
         each = u[:, -1].log() - v[:, -1].square() / u[:, -1] - _LOG_2PI  # (b, t)
         return 0.5 * each.sum(1)

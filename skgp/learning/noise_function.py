@@ -3,14 +3,14 @@ r"""What noise is like: of a variance that depends on the input [1]_, or added t
 .. math:: y_i = f(x_i) + \varepsilon_i, \qquad \varepsilon_i \sim N(0, \sigma^2 e^{g(x_i)}),
 
 with a process g beside f. As in [2]_ the two are learned in turn, and in one round: the process of
-constant noise that has been fitted predicts each of some observations from all others, with an
-error :math:`r_i` and a variance :math:`v_i` of f, and then
+constant noise that has been fitted predicts each of some observations from all others, of many the
+nearest, with an error :math:`r_i` and a variance :math:`v_i` of f, and then
 
 .. math:: r_i \mid g \sim N(0, v_i + \sigma^2 e^{g(x_i)}), \qquad
           g \sim GP\big(0, a\,\rho(x / c, x' / c) + b\big),
 
 :math:`\rho` the correlation of f: g varies as f does, over c times its length scales. The posterior
-of g is Laplace's approximation, with the expected curvature
+of g is Laplace's approximation, at its mode with the expected curvature
 ([3]_, section 3.4)
 
 .. math:: W_i = \tfrac12 \omega_i^2, \qquad
@@ -22,7 +22,9 @@ known of g it is greater.
 
 Errors of a smoother process, of an RBF kernel, tell more where f is rougher here than there: what
 is rough is noise to it. Whichever errors g is learned from, it must make those of the process that
-has been fitted likelier, each left out of g [4]_.
+has been fitted likelier, each left out of g [4]_. A few gross errors that happen to be neighbours
+would do as normal ones, of which the squares count: errors of Student's t, with tails as heavy as
+those that errors of constant noise have, must become likelier as well.
 
 What is predicted of f stays that of constant noise: to give observations less weight where errors
 are large, as where f is rough, makes them larger, by a third on airfoil.
@@ -44,6 +46,7 @@ References
    cross-validation approximations for Gaussian latent variable models.
 """
 
+import math
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import product
@@ -52,16 +55,19 @@ from typing import Any, cast
 import numpy as np
 import torch
 from torch import Tensor
+from torch.distributions import StudentT
 
-from skgp.data import Data
+from skgp.data import Data, random_rows
+from skgp.inference.neighbors.search import CandidateSearch
 from skgp.kernels.expression import split_noise
 from skgp.kernels.gram import gram, gram_diag
 from skgp.learning import defaults
+from skgp.learning.evidence import leave_one_out_errors
 from skgp.learning.kernel_choice import maximise_evidence
 from skgp.learning.laplace_evidence import LaplaceEvidence
 from skgp.learning.selection import improves
 from skgp.linalg import NotPositiveDefiniteError
-from skgp.linalg.cholesky import cho_inverse, jittered_cholesky, raise_diagonal_
+from skgp.linalg.cholesky import cho_inverse, jittered_cholesky, log_det, raise_diagonal_
 
 
 @dataclass(frozen=True)
@@ -88,22 +94,28 @@ class NoiseFunction:
 
 
 def learn_noise_function(kernel: Any, data: Data, smoother: Any = None) -> NoiseFunction | None:
-    """Of some hundred observations, y (n,), none merged, and the kernel of the fit, with noise.
+    """Of y (n,), none merged, and the kernel of the fit, with noise: from the errors of some.
 
     With `smoother`, a kernel to maximise the evidence of, None unless observations left out of g
     are clearly likelier by it, as the fitted process predicts them: by g of its own errors, or else
-    of those of the smoother process, to which more of what varies is noise. ``O(n^3)`` some 100
-    times, or 200.
+    of those of the smoother process, to which more of what varies is noise. ``O(m^3)`` some 50
+    times, or 100, of m errors.
     """
+    order = torch.randperm(len(data), generator=torch.Generator().manual_seed(0))
+    order = order[: defaults.NOISE_JUDGED].to(data.X.device)
+    least, most = defaults.NOISE_ROWS
+    rows, others = order.tensor_split([min(max(least, len(data) // 4), most)])
+    some, judged = data.take(rows), data.take(order)
     try:
-        own = Errors.of(kernel, data)
-        found = own.likeliest(kernel, data)
-        if smoother is None or found.is_likelier(own):
-            return found.function(own.constant)
-        smoother = maximise_evidence(smoother, data, max_iter=defaults.LOG_ITER)[0].kernel
-        errors = Errors.of(smoother, data)
-        found = errors.likeliest(smoother, data)
-        return found.function(errors.constant) if found.is_likelier(own) else None
+        own = Errors.of(kernel, data, order)
+        found = own.first(len(rows)).likeliest(kernel, some)
+        if smoother is None or found.is_likelier(own, judged):
+            return found.function()
+        smoother = maximise_evidence(smoother, some.take(slice(least)), max_iter=defaults.LOG_ITER)[
+            0
+        ].kernel
+        found = Errors.of(smoother, data, rows).likeliest(smoother, some)
+        return found.function() if found.is_likelier(own, judged) else None
     except NotPositiveDefiniteError:
         return None
 
@@ -120,65 +132,129 @@ class Errors:
     has_link = False
 
     @staticmethod
-    def of(kernel: Any, data: Data) -> "Errors":
-        """Of each observation, predicted from all others (Sundararajan and Keerthi, 2001)."""
-        kernel, white = cast(tuple[Any, Any], split_noise(kernel))
-        noise = torch.full_like(data.y, float(white.noise_level))
-        if data.weight is not None:
-            noise /= data.weight
-        K = gram(kernel, data.X)
-        raise_diagonal_(K, noise)
-        precision = cho_inverse(jittered_cholesky(K).factor)
-        total = 1 / precision.diagonal()
-        error = total * (precision @ data.y)
+    def of(kernel: Any, data: Data, rows: Tensor) -> "Errors":
+        """Of observations `rows` (n,), all of few, predicted from the others, or their nearest."""
+        signal, white = cast(tuple[Any, Any], split_noise(kernel))
+        noise = data.row_noise(data.y.new_tensor(white.noise_level))
+        if len(data) <= defaults.NOISE_ROWS[0]:  # (Sundararajan and Keerthi, 2001)
+            K = gram(signal, data.X[rows])
+            raise_diagonal_(K, noise[rows])
+            precision = cho_inverse(jittered_cholesky(K).factor)
+            total = 1 / precision.diagonal()
+            error = total * (precision @ data.y[rows])
+        else:
+            generator = torch.Generator().manual_seed(0)
+            known = random_rows(len(data), defaults.NOISE_CANDIDATES, generator).to(data.X.device)
+            k = min(defaults.NOISE_NEIGHBORS, len(data) - 1)
+            near = CandidateSearch(signal, data.X, known).query(rows, k)
+            tiles = zip(*(part.split(defaults.NOISE_TILE) for part in (rows, near)), strict=True)
+            found = [leave_one_out_errors(kernel, data, *tile) for tile in tiles]
+            error, total = map(torch.cat, zip(*found, strict=True))
+        noise = noise[rows]
         return Errors(error, (total - noise).clamp(min=0), noise, float(white.noise_level))
 
+    def first(self, m: int) -> "Errors":
+        """Of the first m."""
+        return Errors(self.error[:m], self.variance[:m], self.noise[:m], self.constant)
+
     def likeliest(self, kernel: Any, data: Data) -> "PosteriorOfLogs":
-        """The likeliest posterior of g."""
-        kernel, _ = split_noise(kernel)
-        grid = product(defaults.NOISE_AMPLITUDES, defaults.NOISE_STRETCHES)
-        fits = [PosteriorOfLogs(self, kernel, data.X, a, c) for a, c in grid]
+        """The likeliest posterior of g, each mode sought from the last."""
+        prior = PriorOfLogs(split_noise(kernel)[0], data.X)
+        laplace = LaplaceEvidence(prior, self.error[:, None], self)
+        grid = product(defaults.NOISE_STRETCHES, defaults.NOISE_AMPLITUDES)
+        fits = [
+            PosteriorOfLogs(self, prior, at, laplace.fit(np.array(at)).alpha[:, 0]) for at in grid
+        ]
         return max(fits, key=lambda fit: fit.evidence)
 
     def losses(self, g: Tensor) -> Tensor:
         """Minus log densities at g (n,), up to a constant."""
         return -self.log_prob_and_derivatives(self.error, g)[0]
 
+    def robust_losses(self, g: Tensor) -> Tensor:
+        """Of Student's t instead, with the scales of the normal distributions times a constant."""
+        return -self._student(g, *self._tails).log_prob(self.error)
+
+    @cached_property
+    def _tails(self) -> tuple[Tensor, Tensor]:
+        """The likeliest degrees of freedom and constant at g = 0, of a grid, (1,) each."""
+        options: dict[str, Any] = {"dtype": self.error.dtype, "device": self.error.device}
+        df = torch.tensor(defaults.NOISE_TAILS, **options)[:, None]
+        scale = torch.logspace(*defaults.NOISE_SCALES, **options)[:, None, None]
+        log_prob = self._student(torch.zeros_like(self.error), df, scale).log_prob(self.error)
+        j, i = divmod(int(log_prob.sum(-1).argmax()), len(df))
+        return df[i], scale[j, 0]
+
+    def _student(self, g: Tensor, df: Tensor, scale: Tensor) -> StudentT:
+        return StudentT(df, scale=scale * (self.variance + self.noise * g.exp()).sqrt())
+
     def log_prob_and_derivatives(self, r: Tensor, g: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Of errors r (n,) in g (n,), up to a constant; minus W for the second."""
-        total = self.variance + self.noise * g.exp()
-        share, square = 1 - self.variance / total, r.square() / total
-        return -0.5 * (total.log() + square), 0.5 * share * (square - 1), -0.5 * share.square()
+        """Of errors r (n,) in g (n,), up to a constant, for Newton's method."""
+        share, total = self.share(g), self.variance + self.noise * g.exp()
+        excess = r.square() / total - 1
+        second = 0.5 * share * ((1 - share) * excess - share * (1 + excess))
+        return -0.5 * (total.log() + 1 + excess), 0.5 * share * excess, second
+
+    def share(self, g: Tensor) -> Tensor:
+        """omega (n,)."""
+        noise = self.noise * g.exp()
+        return noise / (self.variance + noise)
+
+
+class PriorOfLogs:
+    """Covariances of g at the observations X (n, d), as `LaplaceEvidence` takes those of f."""
+
+    few = False
+
+    def __init__(self, kernel: Any, X: Tensor) -> None:
+        self.kernel, self.X = kernel, X
+
+    def __call__(self, theta: Any) -> tuple[Tensor, None]:
+        """At c and a, (n, n)."""
+        stretch, amplitude = map(float, theta)
+        X = self.X / stretch
+        return amplitude * _correlation(self.kernel, X, X) + defaults.NOISE_LEVEL, None
 
 
 class PosteriorOfLogs:
-    """The posterior of g at the observations."""
+    """The posterior of g at the observations, of the mode K alpha."""
 
-    def __init__(self, errors: Errors, kernel: Any, X: Tensor, amplitude: float, stretch: float):
-        self._errors, self._kernel, self._X = errors, kernel, X / stretch
-        self._stretch, self._amplitude = stretch, amplitude
-        self._K = amplitude * _correlation(kernel, self._X, self._X) + defaults.NOISE_LEVEL
-        fit = LaplaceEvidence(_Known(self._K), errors.error[:, None], errors).fit(np.empty(0))
-        self.evidence, self.alpha = float(fit.log_evidence), fit.alpha[:, 0]
-        self._root = fit.root
+    def __init__(self, errors: Errors, prior: PriorOfLogs, theta: Any, alpha: Tensor) -> None:
+        self.errors, self.prior, self.theta, self.alpha = errors, prior, theta, alpha
+        self.K, _ = prior(theta)  # (n, n)
+        self.mode = self.K @ alpha
+        self.root = errors.share(self.mode) / math.sqrt(2)  # W^1/2, (n,)
+        B = self.root[:, None] * self.K * self.root
+        raise_diagonal_(B, 1.0)
+        self._factor = jittered_cholesky(B).factor
+        #: Logarithm of the evidence, up to a constant.
+        self.evidence = -float(
+            errors.losses(self.mode).sum() + 0.5 * (self.mode @ alpha + log_det(self._factor))
+        )
 
     @cached_property
     def reduction(self) -> Tensor:
         """W^1/2 B^-1 W^1/2, (n, n)."""
-        B = self._root * self._K * self._root.mT
-        raise_diagonal_(B, 1.0)
-        return self._root * cho_inverse(jittered_cholesky(B).factor) * self._root.mT
+        return self.root[:, None] * cho_inverse(self._factor) * self.root
 
-    def function(self, constant: float) -> NoiseFunction:
+    def function(self) -> NoiseFunction:
         """At any input."""
-        known = self._kernel, self._X, self._stretch, self._amplitude
-        return NoiseFunction(*known, self.alpha, self.reduction, constant)
+        stretch, amplitude = self.theta
+        known = self.prior.kernel, self.prior.X / stretch, stretch, amplitude
+        return NoiseFunction(*known, self.alpha, self.reduction, self.errors.constant)
 
-    def is_likelier(self, errors: Errors) -> bool:
-        """Whether errors of the fitted process are clearly likelier, each left out of g."""
-        new = errors.losses(_beside(errors.constant, self.left_out(), self._errors.constant))
-        old = errors.losses(torch.zeros_like(new))
-        return improves(new, old, n_errors=defaults.NOISE_ERRORS)
+    def is_likelier(self, errors: Errors, data: Data) -> bool:
+        """Whether errors of the fitted process are clearly likelier, each left out of g.
+
+        They are of these observations, of which the first are those that g is learned from.
+        """
+        left_out = _beside(errors.constant, self.left_out(), self.errors.constant)
+        g = torch.cat([left_out, self.function()(data.X[len(left_out) :], errors.constant)])
+        options = {"weight": data.weight, "n_errors": defaults.NOISE_ERRORS}
+        return all(
+            improves(losses(g), losses(torch.zeros_like(g)), **options)
+            for losses in (errors.losses, errors.robust_losses)
+        )
 
     def left_out(self) -> Tensor:
         r"""log E[e^g] (n,) from the posterior of g without the site of each error, as of [4]_.
@@ -186,8 +262,8 @@ class PosteriorOfLogs:
         .. math:: 1 / s_{-i}^2 = 1 / s_i^2 - W_i, \qquad
                   m_{-i} / s_{-i}^2 = m_i / s_i^2 - W_i m_i - \nabla_i \log p.
         """
-        g, W = self._K @ self.alpha, self._root[:, 0].square()
-        var = self._K.diagonal() - ((self._K @ self.reduction) * self._K).sum(1)
+        g, W = self.mode, self.root.square()
+        var = self.K.diagonal() - ((self.K @ self.reduction) * self.K).sum(1)
         without = 1 / (1 / var - W)
         return without * (g / var - W * g - self.alpha) + 0.5 * without  # the slope is alpha
 
@@ -204,18 +280,6 @@ def _correlation(kernel: Any, X: Tensor, Z: Tensor) -> Tensor:
     """Of f at rows X (n, d) with f at rows Z (m, d); 0 where f has no variance."""
     scale, other = (gram_diag(kernel, rows).clamp(min=1e-300).rsqrt() for rows in (X, Z))
     return scale[:, None] * gram(kernel, X, Z) * other
-
-
-@dataclass(frozen=True)
-class _Known:
-    """A matrix without hyper-parameters, as `LaplaceEvidence` takes one."""
-
-    K: Tensor  # (n, n)
-
-    few = False
-
-    def __call__(self, theta: np.ndarray) -> tuple[Tensor, None]:
-        return self.K, None
 
 
 def logs_predict_better(kernel: Any, data: Data) -> bool:

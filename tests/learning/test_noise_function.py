@@ -4,12 +4,14 @@ import numpy as np
 import pytest
 import torch
 from scipy.optimize import minimize
-from sklearn.gaussian_process.kernels import RBF, WhiteKernel
+from scipy.stats import t as student_t
+from sklearn.gaussian_process.kernels import RBF, Matern, WhiteKernel
 
 from skgp.data import Data
+from skgp.learning import defaults
 from skgp.learning.defaults import NOISE_LEVEL
 from skgp.learning.kernel_choice import maximise_evidence
-from skgp.learning.noise_function import Errors, PosteriorOfLogs, learn_noise_function
+from skgp.learning.noise_function import Errors, learn_noise_function
 from tests.same import assert_same
 
 KERNEL = RBF(0.3) + WhiteKernel(0.1)
@@ -44,7 +46,10 @@ def posterior():
     g = 2 * np.sin(5 * X[:, 0].numpy())
     error = np.sqrt(variance + noise * np.exp(g)) * rng.standard_normal(40)
     errors = Errors(*map(torch.from_numpy, (error, variance, noise)), constant=0.1)
-    found = PosteriorOfLogs(errors, RBF([0.3, 0.6]), X, amplitude=1.5, stretch=2.0)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(defaults, "NOISE_STRETCHES", (2.0,))
+        patch.setattr(defaults, "NOISE_AMPLITUDES", (1.5,))
+        found = errors.likeliest(RBF([0.3, 0.6]), Data(X, errors.error))
     K = 1.5 * RBF([0.6, 1.2])(X.numpy()) + NOISE_LEVEL
     return errors, found, K, X.numpy()
 
@@ -74,7 +79,7 @@ def test_evidence_and_predictions_are_those_of_dense_formulas(posterior):
     K_new = 1.5 * RBF([0.6, 1.2])(X_new, X) + NOISE_LEVEL
     var = 1.5 + NOISE_LEVEL - np.sum(K_new.T * np.linalg.solve(K + np.diag(1 / W), K_new.T), axis=0)
     expected = K_new @ found.alpha.numpy() + 0.5 * var
-    function, X_new = found.function(0.1), torch.from_numpy(X_new)
+    function, X_new = found.function(), torch.from_numpy(X_new)
     np.testing.assert_allclose(function(X_new, 0.1), expected, rtol=1e-8)
     # Of less noise it is the same in proportion; of more, what is more is constant.
     np.testing.assert_allclose(function(X_new, 0.02), expected, rtol=1e-8)
@@ -106,11 +111,50 @@ def test_slopes_of_the_log_probability():
     assert_same(value.detach(), log_probabilities(errors, g.detach().numpy()))
     expected = torch.autograd.grad(value.sum(), g)[0]
     torch.testing.assert_close(slope.detach(), expected)
-    # Minus the variance of the slope, of errors as they are expected.
+    curvature = torch.autograd.grad(errors.log_prob_and_derivatives(errors.error, g)[1].sum(), g)[0]
+    torch.testing.assert_close(second.detach(), curvature)
+    # What is expected of it is minus the variance of the slope.
     total = errors.variance + g.detach().exp()
     draws = total.sqrt() * torch.from_numpy(np.random.default_rng(0).standard_normal((200_000, 2)))
     slopes = errors.log_prob_and_derivatives(draws, g.detach())[1]
-    torch.testing.assert_close(-second.detach(), slopes.var(0), rtol=0.02, atol=0)
+    torch.testing.assert_close(
+        errors.share(g.detach()).square() / 2, slopes.var(0), rtol=0.02, atol=0
+    )
+
+
+def test_errors_of_many_are_predicted_by_the_nearest(monkeypatch):
+    """By all others of few weighted observations, and by five of many."""
+    kernel, data = RBF(0.3) + WhiteKernel(0.1), problem(60)
+    data = Data(data.X, data.y, torch.from_numpy(np.random.default_rng(3).uniform(0.5, 4, 60)))
+    X, y, noise = data.X.numpy(), data.y.numpy(), 0.1 / data.weight.numpy()
+    rows = torch.tensor([3, 40, 17])
+    for most, near in ((100, 59), (20, 59), (20, 5)):
+        monkeypatch.setattr(defaults, "NOISE_ROWS", (most, most))
+        monkeypatch.setattr(defaults, "NOISE_NEIGHBORS", near)
+        asked = torch.arange(60) if most == 100 else rows
+        found = Errors.of(kernel, data, asked)
+        for i in rows.tolist():
+            others = np.argsort(np.abs(X[:, 0] - X[i, 0]))[1 : near + 1]
+            k = RBF(0.3)(X[[i]], X[others])[0]
+            a = np.linalg.solve(RBF(0.3)(X[others]) + np.diag(noise[others]), k)
+            at = int((asked == i).nonzero())
+            assert found.error[at] == pytest.approx(y[i] - a @ y[others], abs=1e-8)
+            assert found.variance[at] == pytest.approx(1 - a @ k, abs=1e-8)
+            assert found.noise[at] == pytest.approx(noise[i])
+
+
+def test_robust_losses_are_of_students_t(posterior):
+    errors, _, K, _ = posterior
+    df, factor = map(float, errors._tails)
+
+    def loss(df, factor, g):
+        scale = factor * np.sqrt(errors.variance.numpy() + errors.noise.numpy() * np.exp(g))
+        return -student_t.logpdf(errors.error.numpy(), df, scale=scale)
+
+    g = np.linspace(-1, 1, 40)
+    np.testing.assert_allclose(errors.robust_losses(torch.from_numpy(g)), loss(df, factor, g))
+    grid = [(a, b) for a in (2, 3, 5, 10, 30, 1000) for b in (0.25, 0.5, 1.0)]
+    assert loss(df, factor, 0 * g).sum() <= min(loss(*at, 0 * g).sum() for at in grid) + 0.05
 
 
 def test_noise_that_grows_is_found():
@@ -120,9 +164,39 @@ def test_noise_that_grows_is_found():
     assert 8 * 0.8 == pytest.approx(high - low, abs=2.0)  # of log variances
 
 
+def test_noise_of_many_rows():
+    """Learned from the errors of some, and judged by those of others."""
+    kernel = RBF(0.3) + WhiteKernel(0.02)
+    x = torch.tensor([[0.1], [0.9]], dtype=torch.float64)
+    function = learn_noise_function(kernel, problem(1500), KERNEL)
+    low, high = function(x, function.constant).tolist()
+    assert len(function.X) == 500 and 8 * 0.8 == pytest.approx(high - low, abs=1.0)
+    kernel = RBF(0.3) + WhiteKernel(0.02**2)
+    assert learn_noise_function(kernel, problem(1500, slope=0.0), KERNEL) is None
+
+
 @pytest.mark.parametrize("seed", range(4))
 def test_constant_noise_is_left_constant(seed):
     assert learned(problem(150, seed, slope=0.0), choose=True) is None
+
+
+@pytest.mark.parametrize("seed", [5, 19])
+def test_neighbouring_gross_errors_are_no_noise_that_varies(seed):
+    """As normal ones, the errors would be likelier by 5.5 and 4.5 standard errors."""
+    rng = np.random.default_rng(seed)
+    X = np.sort(rng.uniform(size=(120, 1)), axis=0)
+    noise = 0.1 * rng.standard_normal(120) * np.where(rng.uniform(size=120) < 0.04, 12, 1)
+    data = Data(torch.from_numpy(X), torch.from_numpy(np.sin(6 * X[:, 0]) + noise))
+    assert learned(data, choose=True) is None
+
+
+def test_errors_of_a_smoother_process_tell_where_a_rough_one_explains_noise():
+    kernel, data = Matern(0.02, nu=0.5) + WhiteKernel(0.01), problem(100, seed=3)
+    own = Errors.of(kernel, data, torch.arange(100))
+    assert not own.likeliest(kernel, data).is_likelier(own, data)
+    function = learn_noise_function(kernel, data, KERNEL)
+    low, high = function(torch.tensor([[0.1], [0.9]]).double(), function.constant).tolist()
+    assert 8 * 0.8 == pytest.approx(high - low, abs=2.0)
 
 
 def test_a_weight_of_two_has_half_the_noise():

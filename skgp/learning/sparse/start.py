@@ -199,7 +199,7 @@ def of_few_rows(problem: Problem) -> Objective:
     tails of the noise: new observations (60 to 300 rows, one and three columns, t noise) were .03
     nats less likely than by the ELBO. Of labels it gives no more than they cost: a wide q(u) costs
     little, and predicts cautiously. New labels (42 problems, 50 to 300 rows, three draws each) were
-    .011 nats less likely, those of a checkerboard .07, by no more than .015 likelier in any.
+    .011 nats less likely, those of a checkerboard .07, by no more than .02 likelier in any.
     """
     objective, settings = problem.objective, problem.settings
     outliers = settings.dense_start and has_outliers(objective)
