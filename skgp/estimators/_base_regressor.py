@@ -66,9 +66,9 @@ from skgp.estimators._base import Backend, BaseGP, arrays
 from skgp.estimators._blocks import in_memory, training_blocks
 from skgp.estimators._fitting import fit_context, fit_session
 from skgp.estimators._kernels import default_kernels, refuse_noise, with_noise
-from skgp.estimators._log_scale import LogScale
 from skgp.estimators._parameters import Interval, StrOptions
 from skgp.estimators._regression_predictions import RegressionPredictions
+from skgp.estimators._target_noise import LogScale
 from skgp.estimators.defaults import DF_BOUNDS, DF_START, LARGE_COUNT, LEAST_COUNT, SIGNAL_BOUNDS
 from skgp.likelihoods import Gaussian, NumericLikelihood, Poisson, StudentT
 

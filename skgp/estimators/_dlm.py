@@ -12,8 +12,8 @@ from skgp.estimators._base_classifier import StreamingGPClassifier
 from skgp.estimators._base_regressor import LikelihoodGPRegressor, StreamingGPRegressor
 from skgp.estimators._dlm_common import SparseGPMixin
 from skgp.estimators._fitting import FitSession
-from skgp.estimators._log_scale import VaryingNoise
 from skgp.estimators._parameters import StrOptions, keep_parameters
+from skgp.estimators._target_noise import VaryingNoise
 from skgp.kernels.expression import split_noise
 from skgp.learning.calibration import FEW_ROWS_COUPLING, best_calibration, left_out_moments
 from skgp.learning.defaults import FEW_ROWS

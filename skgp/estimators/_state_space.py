@@ -19,10 +19,10 @@ from skgp.estimators._base_regressor import LikelihoodGPRegressor, StreamingGPRe
 from skgp.estimators._blocks import over_rows
 from skgp.estimators._fitting import Callback, FitSession, within_limits
 from skgp.estimators._kernels import with_noise
-from skgp.estimators._log_scale import SeriesScale
 from skgp.estimators._parameters import keep_parameters
 from skgp.estimators._series_inputs import observed_rows
 from skgp.estimators._state_space_common import StateSpaceMixin
+from skgp.estimators._target_noise import SeriesScale
 from skgp.estimators._time import framed
 from skgp.estimators.defaults import NOISE_BOUNDS, SERIES_NOISE
 from skgp.inference.gp_mixture import AveragedState, mixture_log_density, mixture_quantiles

@@ -14,9 +14,9 @@ from skgp.estimators import defaults
 from skgp.estimators._base import Backend, to_tensor
 from skgp.estimators._base_regressor import LikelihoodGPRegressor
 from skgp.estimators._fitting import FitSession
-from skgp.estimators._log_scale import VaryingNoise
 from skgp.estimators._parameters import Interval, StrOptions, keep_parameters, options
 from skgp.estimators._reduction import warn_of_few_rows
+from skgp.estimators._target_noise import VaryingNoise
 from skgp.estimators._warping import WarpedInputs
 from skgp.inference.vecchia.posterior import VecchiaPosterior
 from skgp.kernels.expression import split_noise
