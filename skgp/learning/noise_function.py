@@ -111,10 +111,8 @@ def learn_noise_function(kernel: Any, data: Data, smoother: Any = None) -> Noise
         found = own.first(len(rows)).likeliest(kernel, some)
         if smoother is None or found.is_likelier(own, judged):
             return found.function()
-        smoother = maximise_evidence(smoother, some.take(slice(least)), max_iter=defaults.LOG_ITER)[
-            0
-        ].kernel
-        found = Errors.of(smoother, data, rows).likeliest(smoother, some)
+        fit, _ = maximise_evidence(smoother, some.take(slice(least)), max_iter=defaults.LOG_ITER)
+        found = Errors.of(fit.kernel, data, rows).likeliest(fit.kernel, some)
         return found.function() if found.is_likelier(own, judged) else None
     except NotPositiveDefiniteError:
         return None
@@ -186,7 +184,8 @@ class Errors:
         return df[i], scale[j, 0]
 
     def _student(self, g: Tensor, df: Tensor, scale: Tensor) -> StudentT:
-        return StudentT(df, scale=scale * (self.variance + self.noise * g.exp()).sqrt())
+        scale = scale * (self.variance + self.noise * g.exp()).sqrt()
+        return StudentT(df, scale=scale, validate_args=False)  # of g that is no number none
 
     def log_prob_and_derivatives(self, r: Tensor, g: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Of errors r (n,) in g (n,), up to a constant, for Newton's method."""
