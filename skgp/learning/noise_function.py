@@ -185,7 +185,7 @@ class Errors:
 
     def _student(self, g: Tensor, df: Tensor, scale: Tensor) -> StudentT:
         scale = scale * (self.variance + self.noise * g.exp()).sqrt()
-        return StudentT(df, scale=scale, validate_args=False)  # of g that is no number none
+        return StudentT(df, scale=scale, validate_args=False)  # g may overflow
 
     def log_prob_and_derivatives(self, r: Tensor, g: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Of errors r (n,) in g (n,), up to a constant, for Newton's method."""
