@@ -44,10 +44,6 @@ FARTHEST = 1.0
 
 #: Variances of the noise to begin with, relative to that of standardised targets.
 NOISE_GRID = (1e-3, 1e-2, 1e-1, 0.5)
-#: Nats an observation behind the best, of the kernels of greatest evidence of some observations,
-#: beyond which a family is not searched further: of five data sets it gains, beside the best, .06
-#: at most, and .02 where it is within .05.
-HOPELESS = 0.05
 #: Noise below which all observations judge it, how many of these at most, a tile of them, and their
 #: neighbours. Among the inputs of protein are near ones whose targets differ: under the noise of
 #: 1.5e-8 that 512 of 41157 training points chose, an observation in some thousand is impossible.

@@ -36,7 +36,6 @@ from skgp.kernels.expression import split_noise
 from skgp.kernels.gram import gram_diag
 from skgp.kernels.hyperparameters import n_dims_of, theta_of
 from skgp.learning.defaults import (
-    HOPELESS,
     JUDGED_ROWS,
     JUDGED_TILE,
     JUDGING_NEIGHBORS,
@@ -106,12 +105,12 @@ def fit_hyperparameters(
 ) -> HyperparameterFit:
     """Learn the hyper-parameters of one kernel, or choose among several families.
 
-    Up to ``exact_rows`` the marginal likelihood decides. Beyond, every family that is not hopeless
-    is refined by the leave-one-out likelihood for a quarter of the steps, the best goes on, and
-    whichever of all these predicts rows best from their neighbours is returned. Where a kernel
-    starts matters little: other length scales, from the spread of the inputs to their spacing, are
-    looked at (:mod:`skgp.learning.starts`). The callback is called with (step, {"loss": float});
-    returning True ends the search with what it has.
+    Up to ``exact_rows`` the marginal likelihood decides. Beyond, every family is refined by the
+    leave-one-out likelihood for a quarter of the steps, the best goes on, and whichever of all
+    these predicts rows best from their neighbours is returned. Where a kernel starts matters
+    little: other length scales, from the spread of the inputs to their spacing, are looked at
+    (:mod:`skgp.learning.starts`). The callback is called with (step, {"loss": float}); returning
+    True ends the search with what it has.
     """
     settings = settings or SearchSettings()
     n = data.X.shape[0]
@@ -128,8 +127,7 @@ def fit_hyperparameters(
     short = replace(settings, n_steps=settings.n_steps // 4)
     scored = [comparison(fit) for fit in dense]
     steps = short if len(dense) > 1 else settings
-    least = max(fit.score for fit in scored) - HOPELESS
-    for fit in [comparison.with_best_start(fit) for fit in scored if fit.score >= least]:
+    for fit in [comparison.with_best_start(fit) for fit in scored]:
         if not callback.stopped:
             scored.append(comparison(_refine(fit, comparison, steps, callback)))
     best = max(scored, key=lambda fit: fit.score)
