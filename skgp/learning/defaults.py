@@ -295,11 +295,9 @@ LOG_ERRORS, LOG_ITER = 2.0, 30
 NOISE_AMPLITUDES, NOISE_STRETCHES, NOISE_LEVEL = (0.3, 1.0, 3.0), (1.0, 4.0), 4.0
 NOISE_ERRORS = 2.5
 #: Errors that it is learned from, at least and at most, and by which it is judged; of more
-#: observations than the least, neighbours that predict each, rows among which these are sought, and
-#: how many are predicted together. 100 neighbours, or 20,000 that judge, are worth .01 nats on pol
-#: and house_8L for twice the seconds; 500 errors lose .1 and .3 there.
+#: observations than the least, neighbours that predict each. 100 neighbours, or 20,000 that judge,
+#: are worth .01 nats on pol and house_8L for twice the seconds; 500 errors lose .1 and .3 there.
 NOISE_ROWS, NOISE_JUDGED, NOISE_NEIGHBORS = (500, 1000), 5000, 50
-NOISE_CANDIDATES, NOISE_TILE = 60_000, 256
 #: Degrees of freedom, and ends (powers of ten) and number of the factors of scales, of Student's t.
 NOISE_TAILS, NOISE_SCALES = (2.0, 3.0, 5.0, 10.0, 30.0, 1000.0), (-0.9, 0.1, 21)
 

@@ -65,6 +65,7 @@ from skgp.learning import defaults
 from skgp.learning.evidence import leave_one_out_errors
 from skgp.learning.kernel_choice import maximise_evidence
 from skgp.learning.laplace_evidence import LaplaceEvidence
+from skgp.learning.search import SearchSettings, neighbor_tiles
 from skgp.learning.selection import improves
 from skgp.linalg import NotPositiveDefiniteError
 from skgp.linalg.cholesky import cho_inverse, jittered_cholesky, log_det, raise_diagonal_
@@ -142,10 +143,10 @@ class Errors:
             error = total * (precision @ data.y[rows])
         else:
             generator = torch.Generator().manual_seed(0)
-            known = random_rows(len(data), defaults.NOISE_CANDIDATES, generator).to(data.X.device)
+            known = random_rows(len(data), SearchSettings.max_candidates, generator)
             k = min(defaults.NOISE_NEIGHBORS, len(data) - 1)
-            near = CandidateSearch(signal, data.X, known).query(rows, k)
-            tiles = zip(*(part.split(defaults.NOISE_TILE) for part in (rows, near)), strict=True)
+            near = CandidateSearch(signal, data.X, known.to(rows)).query(rows, k)
+            tiles = neighbor_tiles(rows, near)
             found = [leave_one_out_errors(kernel, data, *tile) for tile in tiles]
             error, total = map(torch.cat, zip(*found, strict=True))
         noise = noise[rows]

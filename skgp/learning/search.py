@@ -303,11 +303,11 @@ def leave_one_out_densities(
 def _densities(kernel, data: Data, rows: Tensor, neighbors: Tensor, jitter: float) -> Tensor:
     """Of one observation of each of the rows (b,) given its neighbours (b, k), tile by tile."""
     theta = data.X.new_tensor(theta_of(kernel))
-    tiles = _tiles(rows, neighbors)
+    tiles = neighbor_tiles(rows, neighbors)
     return torch.cat([_density_of_one(kernel, data, *t, theta, jitter=jitter) for t in tiles])
 
 
-def _tiles(rows: Tensor, neighbors: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+def neighbor_tiles(rows: Tensor, neighbors: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
     """Rows and their neighbours, so many at a time that their covariances stay in a cache."""
     numbers = SCORED_NUMBERS["cuda" if rows.is_cuda else "cpu"]
     size = max(1, numbers // (neighbors.shape[1] + 1) ** 2)
@@ -350,7 +350,7 @@ def fit_leave_one_out(
         search = MultiscaleSearch(current, X, candidates, k, settings.n_scales)
         optimizer.zero_grad()
         total = 0.0
-        for tile in _tiles(rows, search.query(rows)):
+        for tile in neighbor_tiles(rows, search.query(rows)):
             density = _density_of_one(kernel, data, *tile, theta, jitter=settings.jitter)
             loss = -density.sum() / len(rows)
             loss.backward()

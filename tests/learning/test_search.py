@@ -273,6 +273,21 @@ def test_fit_hyperparameters_is_no_worse_than_the_dense_fit(families, generator)
     np.testing.assert_allclose(fit.score, score(fit).score, rtol=1e-12)
 
 
+def test_fit_hyperparameters_refines_a_family_that_is_far_behind(monkeypatch, generator):
+    """What some hundred observations say of families that are not refined is no choice of one."""
+    refined, refine = [], hyperparameters._refine
+
+    def recorded(fit, *args):
+        refined.append(type(fit.kernel.k1.k2))
+        return refine(fit, *args)
+
+    monkeypatch.setattr(hyperparameters, "_refine", recorded)
+    rough = 1.0 * Matern([1.0, 1.0], nu=0.5) + WhiteKernel(0.1)
+    smooth_data = as_data(*smooth(120, noise=0.01))
+    fit_hyperparameters([rough, SMOOTH], smooth_data, generator=generator, settings=QUICK)
+    assert refined == [RBF, Matern, RBF]  # shortly, and the best of all at length
+
+
 def held_out_log_density(kernel, X, y, X_new, y_new):
     """Mean of the exact GP's, by scikit-learn."""
     model = GaussianProcessRegressor(kernel, alpha=0.0, optimizer=None).fit(X, y)
