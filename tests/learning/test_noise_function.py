@@ -190,6 +190,34 @@ def test_neighbouring_gross_errors_are_no_noise_that_varies(seed):
     assert learned(data, choose=True) is None
 
 
+def test_normal_errors_must_be_likelier_too():
+    """As of Student's t these are so by four standard errors, as normal ones by none."""
+    kernel, data = Matern(0.02, nu=0.5) + WhiteKernel(0.01), problem(200, seed=1, slope=3.0)
+    own = Errors.of(kernel, data, torch.arange(200))
+    assert not own.likeliest(kernel, data).is_likelier(own, data)
+
+
+def test_rows_count_by_their_weights():
+    data = problem(150)
+    kernel = maximise_evidence(KERNEL, data, max_iter=30)[0].kernel
+    own = Errors.of(kernel, data, torch.arange(150))
+    found = own.likeliest(kernel, data)
+    worse = own.losses(found.left_out()) > own.losses(torch.zeros(150).double())
+    assert found.is_likelier(own, data)
+    assert not found.is_likelier(own, Data(data.X, data.y, 1e-3 + worse.double()))
+
+
+def test_errors_that_nothing_was_learned_from_are_judged_too(monkeypatch):
+    """Of two thirds of the rows noise falls where it grows in the third that g is learned from."""
+    monkeypatch.setattr(defaults, "NOISE_ROWS", (100, 100))
+    data, kernel = problem(300), RBF(0.3) + WhiteKernel(0.05)
+    others = torch.randperm(300, generator=torch.Generator().manual_seed(0))[100:]
+    x = data.X[others, 0]
+    noise = 0.02 * (4 - 4 * x).exp() * torch.from_numpy(np.random.default_rng(1).normal(size=200))
+    data.y[others] = (6 * x).sin() + noise
+    assert learn_noise_function(kernel, data, KERNEL) is None
+
+
 def test_errors_of_a_smoother_process_tell_where_a_rough_one_explains_noise():
     kernel, data = Matern(0.02, nu=0.5) + WhiteKernel(0.01), problem(100, seed=3)
     own = Errors.of(kernel, data, torch.arange(100))
