@@ -135,7 +135,7 @@ class LaplaceEvidence:
         """Of column j the mode, which is remembered, the factor of B there, and the evidence."""
         mode = _mode(K, self._columns[j], self.modes[j], self._max_newton)
         self.modes[j] = mode
-        L = _factor(K, mode.curvature**0.5)
+        L = laplace_factor(K, mode.curvature**0.5)
         return mode, L, mode.value - 0.5 * float(log_det(L))
 
 
@@ -152,7 +152,7 @@ def laplace_predict(fit: LaplaceFit, kernel, X: Tensor, X_new: Tensor) -> tuple[
     prior = gram_diag(kernel, X_new)
     var = []
     for root in fit.root.T:
-        half = tri_solve(_factor(K, root), root[:, None] * K_new, upper=False)
+        half = tri_solve(laplace_factor(K, root), root[:, None] * K_new, upper=False)
         var.append((prior - half.square().sum(0)).clamp(min=0))
     return fit.offset + K_new.mT @ fit.alpha, torch.stack(var, dim=1)
 
@@ -236,10 +236,10 @@ def _newton(K: Any, slope: Any, curvature: Any, g: Any) -> Any:
     """Where a full Newton step from g leads, as ``alpha`` (Algorithm 3.1, lines 4-6)."""
     root = curvature**0.5
     rhs = curvature * g + slope
-    return rhs - root * cho_solve(_factor(K, root), root * (K @ rhs))
+    return rhs - root * cho_solve(laplace_factor(K, root), root * (K @ rhs))
 
 
-def _factor(K: Any, root: Any) -> Any:
+def laplace_factor(K: Any, root: Any) -> Any:
     """Cholesky factor of ``B = I + W^1/2 K W^1/2``, whose eigenvalues are at least 1."""
     B = root[:, None] * K * root
     raise_diagonal_(B, 1.0)

@@ -64,7 +64,7 @@ from skgp.kernels.gram import gram, gram_diag
 from skgp.learning import defaults
 from skgp.learning.evidence import leave_one_out_errors
 from skgp.learning.kernel_choice import maximise_evidence
-from skgp.learning.laplace_evidence import LaplaceEvidence
+from skgp.learning.laplace_evidence import LaplaceEvidence, laplace_factor
 from skgp.learning.search import SearchSettings, neighbor_tiles
 from skgp.learning.selection import improves
 from skgp.linalg import NotPositiveDefiniteError
@@ -80,8 +80,17 @@ class NoiseFunction:
     stretch: float  # c
     amplitude: float  # a
     alpha: Tensor  # (m,), K^-1 times the mode of g
-    reduction: Tensor  # (m, m), W^1/2 B^-1 W^1/2
+    root: Tensor  # (m,), W^1/2
     constant: float  # sigma^2
+
+    @cached_property
+    def reduction(self) -> Tensor:
+        """W^1/2 B^-1 W^1/2, (m, m)."""
+        K = self.amplitude * _correlation(self.kernel, self.X, self.X) + defaults.NOISE_LEVEL
+        return self.root[:, None] * cho_inverse(laplace_factor(K, self.root)) * self.root
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "reduction"}
 
     def __call__(self, X: Tensor, noise: float) -> Tensor:
         """At rows X (n, d), differentiable in them, of a process whose constant noise is another.
@@ -111,10 +120,10 @@ def learn_noise_function(kernel: Any, data: Data, smoother: Any = None) -> Noise
         own = Errors.of(kernel, data, order)
         found = own.first(len(rows)).likeliest(kernel, some)
         if smoother is None or found.is_likelier(own, judged):
-            return found.function()
+            return found.function
         fit, _ = maximise_evidence(smoother, some.take(slice(least)), max_iter=defaults.LOG_ITER)
         found = Errors.of(fit.kernel, data, rows).likeliest(fit.kernel, some)
-        return found.function() if found.is_likelier(own, judged) else None
+        return found.function if found.is_likelier(own, judged) else None
     except NotPositiveDefiniteError:
         return None
 
@@ -224,24 +233,16 @@ class PosteriorOfLogs:
         self.K, _ = prior(theta)  # (n, n)
         self.mode = self.K @ alpha
         self.root = errors.share(self.mode) / math.sqrt(2)  # W^1/2, (n,)
-        B = self.root[:, None] * self.K * self.root
-        raise_diagonal_(B, 1.0)
-        self._factor = jittered_cholesky(B).factor
+        complexity = 0.5 * (self.mode @ alpha + log_det(laplace_factor(self.K, self.root)))
         #: Logarithm of the evidence, up to a constant.
-        self.evidence = -float(
-            errors.losses(self.mode).sum() + 0.5 * (self.mode @ alpha + log_det(self._factor))
-        )
+        self.evidence = -float(errors.losses(self.mode).sum() + complexity)
 
     @cached_property
-    def reduction(self) -> Tensor:
-        """W^1/2 B^-1 W^1/2, (n, n)."""
-        return self.root[:, None] * cho_inverse(self._factor) * self.root
-
     def function(self) -> NoiseFunction:
         """At any input."""
         stretch, amplitude = self.theta
         known = self.prior.kernel, self.prior.X / stretch, stretch, amplitude
-        return NoiseFunction(*known, self.alpha, self.reduction, self.errors.constant)
+        return NoiseFunction(*known, self.alpha, self.root, self.errors.constant)
 
     def is_likelier(self, errors: Errors, data: Data) -> bool:
         """Whether errors of the fitted process are clearly likelier, each left out of g.
@@ -249,7 +250,7 @@ class PosteriorOfLogs:
         They are of these observations, of which the first are those that g is learned from.
         """
         left_out = _beside(errors.constant, self.left_out(), self.errors.constant)
-        g = torch.cat([left_out, self.function()(data.X[len(left_out) :], errors.constant)])
+        g = torch.cat([left_out, self.function(data.X[len(left_out) :], errors.constant)])
         options = {"weight": data.weight, "n_errors": defaults.NOISE_ERRORS}
         return all(
             improves(losses(g), losses(torch.zeros_like(g)), **options)
@@ -263,7 +264,7 @@ class PosteriorOfLogs:
                   m_{-i} / s_{-i}^2 = m_i / s_i^2 - W_i m_i - \nabla_i \log p.
         """
         g, W = self.mode, self.root.square()
-        var = self.K.diagonal() - ((self.K @ self.reduction) * self.K).sum(1)
+        var = self.K.diagonal() - ((self.K @ self.function.reduction) * self.K).sum(1)
         without = 1 / (1 / var - W)
         return without * (g / var - W * g - self.alpha) + 0.5 * without  # the slope is alpha
 

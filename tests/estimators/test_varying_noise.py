@@ -107,6 +107,7 @@ def test_gradients_where_the_kernel_sees_powers(rows):
 def test_a_pickle_predicts_the_same(model, rows):
     copy = pickle.loads(pickle.dumps(model))
     assert_same(copy.predict(rows, return_std=True), model.predict(rows, return_std=True))
+    assert len(pickle.dumps(model._noise_function)) < 8 * 150 * 20  # and no matrix of 150 rows
 
 
 def is_constant(model):

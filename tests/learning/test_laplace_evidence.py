@@ -96,9 +96,9 @@ def test_laplace_evidence_gradient_equals_finite_differences(name, link):
 def count_factorisations(monkeypatch):
     """A list that grows by one with every Cholesky factorisation."""
     count = []
-    factor = laplace_evidence._factor
+    factor = laplace_evidence.laplace_factor
     monkeypatch.setattr(
-        laplace_evidence, "_factor", lambda K, root: count.append(0) or factor(K, root)
+        laplace_evidence, "laplace_factor", lambda K, root: count.append(0) or factor(K, root)
     )
     return count
 

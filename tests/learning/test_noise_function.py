@@ -79,7 +79,7 @@ def test_evidence_and_predictions_are_those_of_dense_formulas(posterior):
     K_new = 1.5 * RBF([0.6, 1.2])(X_new, X) + NOISE_LEVEL
     var = 1.5 + NOISE_LEVEL - np.sum(K_new.T * np.linalg.solve(K + np.diag(1 / W), K_new.T), axis=0)
     expected = K_new @ found.alpha.numpy() + 0.5 * var
-    function, X_new = found.function(), torch.from_numpy(X_new)
+    function, X_new = found.function, torch.from_numpy(X_new)
     np.testing.assert_allclose(function(X_new, 0.1), expected, rtol=1e-8)
     # Of less noise it is the same in proportion; of more, what is more is constant.
     np.testing.assert_allclose(function(X_new, 0.02), expected, rtol=1e-8)
