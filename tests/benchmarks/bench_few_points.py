@@ -12,7 +12,7 @@ one length scale and with one a column (restarted twice; once of more than 50 co
 ``test_exact``: all regressors by default on the sets below 2000 observations, against a GP of the
 greatest exact evidence among the same families, each fitted to all from its start.
 
-``test_seconds``: a fit of 60 observations against scikit-learn's without restarts.
+Seconds of 60 observations are those of ``bench_small_fits.py``.
 
 The constants of :class:`skgp.learning.starts.ChoiceSettings` were chosen by the first of
 these on other observations of the training parts than those that it draws, test parts aside.
@@ -26,7 +26,7 @@ from sklearn.gaussian_process.kernels import RBF, WhiteKernel
 
 from skgp import BayesianGPRegressor, DLMGPRegressor, QSGPRegressor, SWSGPRegressor
 from skgp.data import merge_replicates
-from skgp.estimators._kernels import column_spreads, default_kernels
+from skgp.estimators._kernels import default_kernels
 from skgp.learning.search import fit_marginal_likelihood
 from tests.benchmarks.data import seconds_of, split_of
 
@@ -127,22 +127,3 @@ def test_exact(name):
         print(f"  {label:15s}" + "".join(f"{value:8.3f}" for value in row))
         if label in ("QSGP", "DLM"):
             assert found[0] <= reference[0] + MARGIN
-
-
-@pytest.mark.parametrize("d", [1, 2, 5, 10])
-def test_seconds(d):
-    rng = np.random.default_rng(d)
-    X = rng.normal(size=(60, d))
-    y = np.sin(2 * X[:, 0]) + 0.1 * rng.normal(size=60)
-    Z = X / column_spreads(X)
-    fits = {
-        "scikit-learn": lambda: scikit_learn(Z, y, 0, shared=True),
-        "QSGP": lambda: QSGPRegressor(random_state=0).fit(X, y),
-        "DLM": lambda: DLMGPRegressor(random_state=0).fit(X, y),
-        "SWSGP": lambda: SWSGPRegressor(random_state=0).fit(X, y),
-    }
-    least = {
-        label: np.median([seconds_of(fit)[1] for _ in range(7)]) for label, fit in fits.items()
-    }
-    print(f"\n60 observations of {d} columns, milliseconds:", end="")
-    print("".join(f"  {label} {1e3 * seconds:.0f}" for label, seconds in least.items()))

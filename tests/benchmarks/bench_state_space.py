@@ -1,29 +1,41 @@
-"""State-space GPs at a million points, next to celerite2 (C++) and a loop over the data in NumPy.
+"""State-space GPs of long series, next to celerite2 (C++), a loop in NumPy and gpytorch's SVGP.
 
-Run with ``OMP_NUM_THREADS=1 pytest tests/benchmarks/bench_state_space.py -m benchmark -s``; the
-ratios are printed after each test. celerite2 is compared where it is installed (extra ``bench``).
-Times are the least of a few rounds, of processor time, which a busy machine changes less; the
-peak memory is that of the whole process.
+Run with ``OMP_NUM_THREADS=1 pytest tests/benchmarks/bench_state_space.py -m benchmark -s``; what is
+measured is printed after each test. Peers are compared where they are installed (extra ``bench``),
+the ECG where ``SKGP_DATA_DIR`` has it. Times are of the processor, which a busy machine changes
+less, and of evidences the least of a few rounds; the peak memory is that of the whole process.
+RMSE and NLPD (nats a row) are of test rows, y standardised by its training part.
 """
 
 import math
 import resource
-import time
+import sys
 
 import numpy as np
 import pytest
 import torch
 from sklearn.gaussian_process.kernels import ExpSineSquared, Matern
 
+from skgp import StateSpaceGPRegressor
+from skgp.inference.markov.exact_sites import fit_sites
 from skgp.inference.markov.posterior import Posterior
+from skgp.inference.markov.series import make_series
 from skgp.inference.markov.smoother import evidence
 from skgp.kernels import SHO
 from skgp.kernels.sde import state_space
+from skgp.likelihoods import Bernoulli, Poisson, StudentT
+from tests.benchmarks.data import ROOT, arrays_of, seconds_of
 from tests.reference.state_space import kalman_loop, smoother_loop
+
+# Appended and not prepended: a file there must not hide a package of the same name.
+sys.path.append(str(ROOT / "examples" / "papers"))
+
+import _swsgp_peers as peers  # noqa: E402
 
 pytestmark = pytest.mark.benchmark
 N, VARIANCE, LENGTH_SCALE, NOISE = 10**6, 1.3, 2.0, 0.09
 LOOP = 5000  # points of the NumPy loop, whose time is scaled up
+SVGP_SECONDS = 100.0  # twenty times what a fit of 1e5 rows may take
 
 
 def series(n):
@@ -40,18 +52,12 @@ def sites(x, y):
 
 
 def dynamics_of(kernel):
-    form = state_space(kernel)
-    return form.at()
+    return state_space(kernel).at()
 
 
 def seconds(function, rounds=5):
     """Least processor time of some rounds."""
-    taken = []
-    for _ in range(rounds):
-        start = time.process_time()
-        function()
-        taken.append(time.process_time() - start)
-    return min(taken)
+    return min(seconds_of(function)[1] for _ in range(rounds))
 
 
 def loop_seconds(dynamics, gaps, beta, weight):
@@ -65,12 +71,9 @@ def loop_seconds(dynamics, gaps, beta, weight):
     return forwards * len(gaps) / LOOP, (forwards + back) * len(gaps) / LOOP
 
 
-def celerite_seconds(x, y):
-    """Time and value of celerite2's log-likelihood, or NaNs."""
-    celerite2 = pytest.importorskip("celerite2", reason="install the extra `bench`")
-    process = celerite2.GaussianProcess(
-        celerite2.terms.Matern32Term(sigma=VARIANCE**0.5, rho=LENGTH_SCALE)
-    )
+def celerite_seconds(term, x, y):
+    """Time and value of celerite2's log-likelihood."""
+    process = pytest.importorskip("celerite2").GaussianProcess(term)
 
     def log_likelihood():
         process.compute(x, yerr=np.full(len(x), NOISE**0.5))
@@ -80,6 +83,11 @@ def celerite_seconds(x, y):
 
 
 @pytest.fixture
+def terms():
+    return pytest.importorskip("celerite2", reason="install the extra `bench`").terms
+
+
+@pytest.fixture(autouse=True)
 def one_thread():
     """Torch on one thread, as the others are."""
     before = torch.get_num_threads()
@@ -92,10 +100,14 @@ def peak_gigabytes():
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
 
 
-def test_bench_million_points_against_celerite2_and_a_loop(one_thread):
+# ---- evidences and predictions of given hyper-parameters ---------------------------------------
+
+
+def test_bench_million_points_against_celerite2_and_a_loop(terms):
     x, y = series(N)
     dynamics, data = dynamics_of(VARIANCE * Matern(LENGTH_SCALE, nu=1.5)), sites(x, y)
-    peer, peer_value = celerite_seconds(x, y)
+    term = terms.Matern32Term(sigma=VARIANCE**0.5, rho=LENGTH_SCALE)
+    peer, peer_value = celerite_seconds(term, x, y)
     full = seconds(lambda: evidence(dynamics, *data))
     loop, loop_both = loop_seconds(dynamics, *data)
     value = evidence(dynamics, *data).log_normalizer
@@ -111,53 +123,27 @@ def test_bench_million_points_against_celerite2_and_a_loop(one_thread):
     assert peak_gigabytes() < 3
 
 
-def celerite_terms(name):
-    """The kernels of the test below as celerite2 has them."""
-    terms = pytest.importorskip("celerite2", reason="install the extra `bench`").terms
-    if name == "oscillators":
-        each = (terms.SHOTerm(sigma=1.0, rho=rho, tau=10.0) for rho in (1.0, 3.0, 7.0))
-        return terms.TermSum(*each)
-    waves = (terms.ComplexTerm(a=0.1, b=0.0, c=0.05, d=2 * math.pi * j / 3) for j in range(1, 9))
-    return terms.TermSum(terms.RealTerm(a=0.1, c=0.05), *waves)
-
-
 @pytest.mark.parametrize("n", [10_000, 100_000])
 @pytest.mark.parametrize("name", ["oscillators", "quasi-periodic"])
-def test_bench_sums_of_complex_exponentials_against_celerite2(one_thread, name, n):
+def test_bench_sums_of_complex_exponentials_against_celerite2(terms, name, n):
     """The likelihood alone there, with its gradient here; J = d in either."""
-    kernel = {
-        "oscillators": SHO(1.0, 10.0) + SHO(3.0, 10.0) + SHO(7.0, 10.0),
-        "quasi-periodic": Matern(20.0, nu=0.5) * ExpSineSquared(1.2, 3.0),
-    }[name]
+    if name == "oscillators":
+        kernel = SHO(1.0, 10.0) + SHO(3.0, 10.0) + SHO(7.0, 10.0)
+        parts = [terms.SHOTerm(sigma=1.0, rho=rho, tau=10.0) for rho in (1.0, 3.0, 7.0)]
+    else:
+        kernel = Matern(20.0, nu=0.5) * ExpSineSquared(1.2, 3.0)
+        waves = (2 * math.pi * j / 3 for j in range(1, 9))
+        parts = [terms.ComplexTerm(a=0.1, b=0.0, c=0.05, d=d) for d in waves]
+        parts.append(terms.RealTerm(a=0.1, c=0.05))
     x, y = series(n)
-    celerite2, dynamics, data = pytest.importorskip("celerite2"), dynamics_of(kernel), sites(x, y)
-    process = celerite2.GaussianProcess(celerite_terms(name))
-
-    def log_likelihood():
-        process.compute(x, yerr=np.full(n, NOISE**0.5))
-        return process.log_likelihood(y)
-
-    peer = seconds(log_likelihood)
+    dynamics, data = dynamics_of(kernel), sites(x, y)
+    peer, _ = celerite_seconds(terms.TermSum(*parts), x, y)
     ours = seconds(lambda: evidence(dynamics, *data).parameter_gradient)
     print(f"\n{name}, d = {dynamics.n_states}, n = {n}: celerite2 {peer:.4f} s, ours {ours:.3f} s")
     print(f"x {ours / peer:.1f}; peak memory {peak_gigabytes():.2f} GB")
 
 
-@pytest.mark.parametrize("n", [1000, 10_000, 100_000])
-@pytest.mark.parametrize("name", ["matern32", "matern52", "sum", "quasi-periodic"])
-def test_bench_evidence_by_size_and_state_dimension(one_thread, name, n):
-    kernel = {
-        "matern32": Matern(2.0, nu=1.5),
-        "matern52": Matern(2.0, nu=2.5),
-        "sum": Matern(2.0, nu=1.5) + Matern(20.0, nu=2.5),
-        "quasi-periodic": Matern(20.0, nu=1.5) * ExpSineSquared(1.5, 3.0) + Matern(9.0, nu=2.5),
-    }[name]
-    dynamics, data = dynamics_of(kernel), sites(*series(n))
-    taken = seconds(lambda: evidence(dynamics, *data).parameter_gradient, rounds=2)
-    print(f"\n{name}, d = {dynamics.n_states}, n = {n}: {taken:.4f} s")
-
-
-def test_bench_posterior(one_thread):
+def test_bench_posterior():
     x, y = series(N)
     gaps, beta, weight = sites(x, y)
     dynamics = dynamics_of(VARIANCE * Matern(LENGTH_SCALE, nu=1.5))
@@ -169,3 +155,79 @@ def test_bench_posterior(one_thread):
     print(f"10 joint samples there {seconds(lambda: found.sample(new, 10, generator), 1):.3f} s")
     covariance = seconds(lambda: found.covariance(new[:1000]), 1)
     print(f"joint covariance at 1000 of them {covariance:.3f} s")
+
+
+@pytest.mark.parametrize("n", [100_000, 1_000_000])
+@pytest.mark.parametrize("name", ["logit", "probit", "poisson", "student_t"])
+def test_bench_sites(name, n):
+    """One hundred rows a unit of time; for labels by the logit, at most 15 s at n = 1e6."""
+    generator = torch.Generator().manual_seed(0)
+    x = n / 100 * torch.rand(n, generator=generator, dtype=torch.float64)
+    f = 2 * torch.sin(x) + torch.cos(0.37 * x)  # a wave that bends, as in GPML's demo
+    likelihood = {
+        "logit": Bernoulli(),
+        "probit": Bernoulli("probit"),
+        "poisson": Poisson(),
+        "student_t": StudentT(0.3, 4.0),
+    }[name]
+    if name == "poisson":
+        y = torch.poisson(f.exp(), generator=generator)
+    elif name == "student_t":
+        y = likelihood.sample(f, generator)
+    else:
+        y = 2 * torch.bernoulli(torch.sigmoid(f), generator=generator) - 1
+    dynamics = dynamics_of(4.0 * Matern(1.5, nu=1.5))
+    found, taken = seconds_of(lambda: fit_sites(dynamics, make_series(x, y), likelihood))
+    print(f"\n{name} {n=}: {taken:.2f} s, {found.n_iter} sweeps, {taken / found.n_iter:.3f} each")
+    assert found.converged
+    assert name != "logit" or taken < 15
+
+
+# ---- fits by default ---------------------------------------------------------------------------
+
+
+def ecg(n):
+    """First n samples of the ECG, of which there are 650000, and its random tenth of test rows."""
+    arrays = arrays_of("ecg100")
+    X, y = arrays["X"][:n].astype(np.float64), arrays["y"][:n].astype(np.float64)
+    return X, y, arrays["test_mask"][:n, 0]
+
+
+def simulated(n):
+    """Two waves of which one bends, at irregular times, ten a unit; noise of variance .09."""
+    rng = np.random.default_rng(0)
+    x = np.sort(rng.uniform(0, n / 10, n))
+    f = np.sin(x) + 0.5 * np.sin(0.31 * x + 2 * np.sin(0.05 * x))
+    return x[:, None], f + 0.3 * rng.standard_normal(n), rng.random(n) < 0.1
+
+
+@pytest.mark.parametrize(("n", "limit"), [(100_000, 5.0), (1_000_000, 30.0)])
+@pytest.mark.parametrize("make", [ecg, simulated])
+def test_bench_fit_by_default(make, n, limit):
+    """Of 1e5 rows in a twentieth of the time of SVGP, which predicts worse."""
+    warm_up = simulated(1000)  # the first fit of a process is slower
+    StateSpaceGPRegressor().fit(*warm_up[:2])
+    X, y, test = make(n)
+    y = (y - y[~test].mean()) / y[~test].std()
+    model, taken = seconds_of(lambda: StateSpaceGPRegressor().fit(X[~test], y[~test]))
+    nlpd = -float(model.log_predictive_density(X[test], y[test]).mean())
+    rmse = float(np.sqrt(np.mean((model.predict(X[test]) - y[test]) ** 2)))
+    print(
+        f"\n{make.__name__}, {sum(~test)} training rows: {taken:.1f} s, {model.n_iter_} iterations,"
+        f" RMSE {rmse:.4f}, NLPD {nlpd:.4f}\n    {model.kernel_}"
+    )
+    assert taken <= limit
+    if n > 100_000:
+        return
+    pytest.importorskip("gpytorch", reason="install the extra `bench`")
+    # Length scale in times of unit variance: about the spacing of 500 points, whose covariance
+    # fails in single precision.
+    start = {"nu": 1.5, "batch_size": 1024, "initial_length_scale": 0.01, "dtype": "float64"}
+    peer = peers.SVGP(500, max_seconds=SVGP_SECONDS, **start).fit(X[~test], y[~test])
+    scores = peer.score(X[test], y[test])
+    print(
+        f"    SVGP, M = 500: {peer.fit_seconds_:.0f} s, {peer.n_steps_} steps, "
+        f"RMSE {scores['loss']:.4f}, NLPD {scores['nll']:.4f}"
+    )
+    assert nlpd < scores["nll"]
+    assert taken <= peer.fit_seconds_ / 20
