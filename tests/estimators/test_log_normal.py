@@ -5,7 +5,6 @@ import pickle
 import numpy as np
 import pandas as pd
 import pytest
-from scipy import integrate, stats
 from sklearn.base import clone
 from sklearn.gaussian_process.kernels import Matern, WhiteKernel
 
@@ -51,46 +50,6 @@ def law(series):
     return u.mean() + u.std() * mean, u.var() * covariance
 
 
-def test_predictions_are_log_normal(model, law):
-    mean, covariance = law
-    std = np.sqrt(covariance.diagonal())
-    dists = [stats.lognorm(s, scale=np.exp(m)) for m, s in zip(mean, std, strict=True)]
-    found, spread = model.predict(AHEAD, return_std=True)
-    noise = model.noise_variance_
-    np.testing.assert_allclose(found, np.exp(mean + noise / 2), rtol=1e-8)
-    np.testing.assert_allclose(spread, [dist.std() for dist in dists], rtol=1e-8)
-    np.testing.assert_allclose(model.predict(AHEAD), found, rtol=1e-12)
-    levels = [0.025, 0.3, 0.975]
-    np.testing.assert_allclose(
-        model.predict_quantiles(AHEAD, levels), [dist.ppf(levels) for dist in dists], rtol=1e-8
-    )
-    ends = np.stack(model.predict_interval(AHEAD), 1)
-    np.testing.assert_allclose(ends, [dist.interval(0.95) for dist in dists], rtol=1e-8)
-    y = np.array([150.0, 300.0, 10.0, 90.0])
-    np.testing.assert_allclose(
-        model.log_predictive_density(AHEAD, y),
-        [dist.logpdf(each) for dist, each in zip(dists, y, strict=True)],
-        rtol=1e-8,
-    )
-
-
-def test_covariance_is_that_of_exponentials(model, law):
-    mean, C = law
-    expected = np.exp(mean[:, None] + mean + (C.diagonal()[:, None] + C.diagonal()) / 2)
-    np.testing.assert_allclose(
-        model.predict(AHEAD, return_cov=True)[1], expected * np.expm1(C), rtol=1e-7, atol=1e-9
-    )
-
-
-def test_density_integrates_to_one_and_is_zero_below(model):
-    def density(log_y):
-        y = np.exp(log_y)
-        return y * np.exp(model.log_predictive_density(AHEAD[:1], [y])[0])
-
-    assert integrate.quad(density, 0, 10)[0] == pytest.approx(1, abs=1e-7)
-    assert model.log_predictive_density(AHEAD[:2], [0.0, -3.0]).tolist() == [-np.inf, -np.inf]
-
-
 def test_latent_function_is_that_of_log_y(model, law):
     mean, covariance = law
     noise = model.noise_variance_
@@ -104,15 +63,6 @@ def test_latent_function_is_that_of_log_y(model, law):
     assert np.abs(z).max() < 4
 
 
-def test_draws_have_the_law_of_predictions(model, law):
-    mean, covariance = law
-    draws = model.sample_y(AHEAD, 20_000, random_state=1)
-    assert (draws > 0).all()
-    z = (np.log(draws).mean(1) - mean) / np.sqrt(covariance.diagonal() / 20_000)
-    assert np.abs(z).max() < 4
-    np.testing.assert_allclose(np.cov(np.log(draws)), covariance, atol=0.05 * covariance.max())
-
-
 def test_predictions_are_means_where_f_is_known():
     rng = np.random.default_rng(0)
     y = 5 * np.exp(0.8 * rng.standard_normal(400))
@@ -120,14 +70,6 @@ def test_predictions_are_means_where_f_is_known():
     model = StateSpaceGPRegressor(kernel, likelihood="lognormal")
     model.fit(np.arange(400.0)[:, None], y)
     assert model.predict([[200.0]])[0] == pytest.approx(y.mean(), rel=0.05)
-
-
-def test_gradients_are_those_of_predictions(model):
-    points, step = AHEAD + 0.3, 1e-4
-    found = model.predict(points, return_std=True, return_mean_grad=True, return_std_grad=True)
-    up, down = (model.predict(points + h, return_std=True) for h in (step, -step))
-    for gradient, above, below in zip(found[2:], up, down, strict=True):
-        np.testing.assert_allclose(gradient[:, 0], (above - below) / (2 * step), rtol=1e-5)
 
 
 def test_forecasts_far_ahead_are_finite():
@@ -229,19 +171,6 @@ def test_covariates_stand_beside_a_series_of_logs():
 
 
 # ---- what else a fit has -----------------------------------------------------------------------
-
-
-def test_weights_count_as_repetitions(series):
-    weight = np.where(np.arange(72) % 5 == 0, 3, 1)
-    weighted = StateSpaceGPRegressor(KERNEL, likelihood="lognormal", optimizer=None)
-    repeated = clone(weighted).fit(np.repeat(X, weight, 0), np.repeat(series, weight))
-    weighted.fit(X, series, sample_weight=weight)
-    for found, expected in zip(
-        weighted.predict(AHEAD, return_std=True),
-        repeated.predict(AHEAD, return_std=True),
-        strict=True,
-    ):
-        np.testing.assert_allclose(found, expected, rtol=1e-7)
 
 
 @pytest.mark.parametrize("params", [{}, {"n_inducing": 40}, {"n_inducing": 20, "batch_size": 24}])

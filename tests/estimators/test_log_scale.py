@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy import stats
 from sklearn.base import clone
-from sklearn.gaussian_process.kernels import RBF, WhiteKernel
+from sklearn.gaussian_process.kernels import RBF, Matern, WhiteKernel
 
 import skgp
 from skgp import (
@@ -17,7 +17,10 @@ from skgp import (
 from tests.same import assert_same
 
 NAMES = ["QSGPRegressor", "SWSGPRegressor", "VecchiaGPRegressor", "DLMGPRegressor"]
+SERIES = "StateSpaceGPRegressor"
+ALL = [*NAMES, SERIES]
 KERNEL = 1.5 * RBF([1.0, 2.0]) + WhiteKernel(0.2)
+OF_TIME = 1.5 * Matern(1.0, nu=1.5) + WhiteKernel(0.2)
 #: On, between and far off the observations.
 NEW = np.array([[0.1, 0.2], [-0.5, 0.7], [9.0, -9.0]])
 
@@ -48,62 +51,71 @@ def make(name, kernel=KERNEL, **params):
     return getattr(skgp, name)(kernel, random_state=0, **{**exact, **params})
 
 
-@pytest.fixture(scope="module")
-def law():
-    """Mean and covariance of log y at `NEW`, from the dense formulas, noise included."""
-    X, y = multiplicative()
+def fitted(name):
+    """A model of log y with hyper-parameters that are kept, and inputs on and off the data."""
+    (X, y), new = multiplicative(), NEW
+    if name == SERIES:
+        X, new = X[:, :1], NEW[:, :1]
+        model = skgp.StateSpaceGPRegressor(OF_TIME, likelihood="lognormal", optimizer=None)
+    else:
+        model = make(name, likelihood="lognormal")
+    return model.fit(X, y), X, y, new
+
+
+def law(model, X, y, new):
+    """Mean and covariance of log y, from the dense formulas, noise included."""
     u = np.log(y)
-    kernel, K = KERNEL.k1, KERNEL(X)
-    cross = kernel(NEW, X)
+    kernel, K = model.kernel.k1, model.kernel(X)
+    cross = kernel(new, X)
     mean = cross @ np.linalg.solve(K, (u - u.mean()) / u.std())
-    covariance = kernel(NEW) - cross @ np.linalg.solve(K, cross.T) + 0.2 * np.eye(len(NEW))
+    covariance = kernel(new) - cross @ np.linalg.solve(K, cross.T) + 0.2 * np.eye(len(new))
     return u.mean() + u.std() * mean, u.var() * covariance
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_predictions_are_log_normal(name, law):
-    model = make(name, likelihood="lognormal").fit(*multiplicative())
-    mean, covariance = law
+@pytest.mark.parametrize("name", ALL)
+def test_predictions_are_log_normal(name):
+    model, *_, new = problem = fitted(name)
+    mean, covariance = law(*problem)
     std = np.sqrt(covariance.diagonal())
     dists = [stats.lognorm(s, scale=np.exp(m)) for m, s in zip(mean, std, strict=True)]
     tol = {"rtol": 1e-5 if name == "DLMGPRegressor" else 1e-6}
-    found, spread = model.predict(NEW, return_std=True)
+    found, spread = model.predict(new, return_std=True)
     noise = 0.2 * np.log(multiplicative()[1]).var()
     np.testing.assert_allclose(found, np.exp(mean + noise / 2), **tol)
     np.testing.assert_allclose(spread, [dist.std() for dist in dists], **tol)
-    np.testing.assert_allclose(model.predict(NEW), found, rtol=1e-12)
-    joint_mean, joint = model.predict(NEW, return_cov=True)
+    np.testing.assert_allclose(model.predict(new), found, rtol=1e-12)
+    joint_mean, joint = model.predict(new, return_cov=True)
     np.testing.assert_allclose(joint_mean, found, rtol=1e-10)
     expected = np.outer(*2 * [[dist.mean() for dist in dists]]) * np.expm1(covariance)
     np.testing.assert_allclose(joint, expected, **tol, atol=1e-9 * expected.max())
     levels = [0.025, 0.3, 0.975]
-    quantiles = model.predict_quantiles(NEW, levels)
+    quantiles = model.predict_quantiles(new, levels)
     np.testing.assert_allclose(quantiles, [dist.ppf(levels) for dist in dists], **tol)
     y = np.array([30.0, 60.0, 10.0])
     expected = [dist.logpdf(each) for dist, each in zip(dists, y, strict=True)]
-    np.testing.assert_allclose(model.log_predictive_density(NEW, y), expected, rtol=1e-4)
-    assert model.log_predictive_density(NEW[:2], [0.0, -3.0]).tolist() == [-np.inf, -np.inf]
+    np.testing.assert_allclose(model.log_predictive_density(new, y), expected, rtol=1e-4)
+    assert model.log_predictive_density(new[:2], [0.0, -3.0]).tolist() == [-np.inf, -np.inf]
     assert model.noise_variance_ == pytest.approx(noise)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", ALL)
 def test_gradients_are_those_of_predictions(name):
-    model = make(name, likelihood="lognormal").fit(*multiplicative())
+    model, *_, new = fitted(name)
     asked = {"return_std": True, "return_mean_grad": True, "return_std_grad": True}
-    mean, std, *slopes = model.predict(NEW[:2], **asked)
-    assert_same((mean, std), model.predict(NEW[:2], return_std=True))
-    for j in range(2):
-        step = 1e-4 * np.eye(2)[j]
-        ends = [model.predict(NEW[:2] + s * step, return_std=True) for s in (1, -1)]
+    mean, std, *slopes = model.predict(new[:2], **asked)
+    assert_same((mean, std), model.predict(new[:2], return_std=True))
+    for j, step in enumerate(1e-4 * np.eye(new.shape[1])):
+        ends = [model.predict(new[:2] + s * step, return_std=True) for s in (1, -1)]
         for slope, high, low in zip(slopes, *ends, strict=True):
             np.testing.assert_allclose(slope[:, j], (high - low) / 2e-4, rtol=1e-4, atol=1e-4)
 
 
-def test_draws_have_the_law_of_predictions():
-    model = make("QSGPRegressor", likelihood="lognormal").fit(*multiplicative())
-    draws = model.sample_y(NEW[:2], 20000, random_state=1)
-    covariance = model.predict(NEW[:2], return_cov=True)[1]
-    f, var = model.latent_mean_and_variance(NEW[:2])
+@pytest.mark.parametrize("name", ["QSGPRegressor", SERIES])
+def test_draws_have_the_law_of_predictions(name):
+    model, *_, new = fitted(name)
+    draws = model.sample_y(new[:2], 20000, random_state=1)
+    covariance = model.predict(new[:2], return_cov=True)[1]
+    f, var = model.latent_mean_and_variance(new[:2])
     mean = np.exp(f + 0.5 * (var + model.noise_variance_))
     error = draws.std(1) / len(draws[0]) ** 0.5
     assert (np.abs(draws.mean(1) - mean) < 4 * error).all()

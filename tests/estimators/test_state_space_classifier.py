@@ -114,14 +114,8 @@ def test_weights_are_rows_given_twice_in_a_column_of_heavy_tails(rng):
     )
 
 
-def test_weights_and_classes_of_unequal_size(two, X_new):
+def test_classes_of_unequal_size(two):
     X, y = two
-    weights = np.random.default_rng(3).integers(0, 4, 90)
-    weighted = kept().fit(X, y, weights)
-    repeated = kept().fit(np.repeat(X, weights, axis=0), np.repeat(y, weights))
-    np.testing.assert_allclose(
-        weighted.predict_proba(X_new), repeated.predict_proba(X_new), atol=1e-6
-    )
     few = np.concatenate([np.flatnonzero(y == "day")[:2], np.flatnonzero(y == "night")])
     rare = kept().fit(X[few], y[few])
     balanced = kept(class_weight="balanced").fit(X[few], y[few])
@@ -202,16 +196,6 @@ def test_stream_comes_near_the_fit_of_all_rows(labels, n_inducing, request):
     assert stream.score(X, y) > 0.7
 
 
-def test_classes_may_come_late(three):
-    X, y = three
-    stream = kept()
-    for rows in np.array_split(np.argsort(y, kind="stable"), 6):
-        stream.partial_fit(X[rows], y[rows], classes=["low", "mid", "top"])
-    assert stream.score(X, y) > 0.7 and np.isfinite(stream.offset_).all()
-    with pytest.raises(ValueError, match="'noon'.*name all of them"):
-        stream.partial_fit(X[:1], ["noon"])
-
-
 # ---- awkward data -----------------------------------------------------------------------------
 
 
@@ -223,14 +207,6 @@ def test_a_few_rows(x, n_inducing):
     fit = StateSpaceGPClassifier(n_inducing=n_inducing, max_iter=5).fit(X, y)
     proba = fit.predict_proba(np.vstack([X, [[-1e4], [1e4]]]))
     assert np.isfinite(proba).all()
-
-
-def test_missing_labels_and_infinite_times_are_named(two):
-    X, y = two
-    with pytest.raises(ValueError, match="X contains infinity"):
-        kept().fit(np.where(X > 19, np.inf, X), y)
-    with pytest.raises(ValueError, match="y contains NaN"):
-        kept().fit(X, np.where(y == "day", 1.0, np.nan))
 
 
 def test_stream_of_columns_goes_on_after_a_large_first_batch(monkeypatch):

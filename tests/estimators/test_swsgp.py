@@ -70,19 +70,6 @@ def density(fit, X, y):
 # ---- predictions ---------------------------------------------------------------------------------
 
 
-def test_all_rows_as_neighbours_give_the_exact_gp(data, X_new):
-    X, y = data
-    z = (y - y.mean()) / y.std()
-    exact = GaussianProcessRegressor(rbf_kernel(), optimizer=None).fit(X, z)
-    mean, std = exact.predict(X_new, return_std=True)
-    fit = kept(n_neighbors=150, covariance="full").fit(X, y)
-    found = fit.predict(X_new, return_std=True)
-    # The jitter of the inducing variables is part of the model.
-    atol = 5e-3
-    np.testing.assert_allclose((found[0] - y.mean()) / y.std(), mean, atol=atol)
-    np.testing.assert_allclose(found[1] / y.std(), std, atol=atol)
-
-
 @pytest.mark.parametrize(
     ("joint", "params"),
     [
