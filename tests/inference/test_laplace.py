@@ -37,18 +37,6 @@ def design(X, request):
         return StreamedDesign(BASIS, X)
 
 
-def hessians(X, curvature):
-    Phi = dense_features(BASIS, X)
-    return [reference.hessian(Phi, curvature[:, j].numpy(), A[j]) for j in range(C)]
-
-
-def test_laplace_covariance_full_inverts_the_hessian(X, design, curvature):
-    qs = laplace_covariance(design, curvature, prior_variance=torch.from_numpy(A))
-    for q, H in zip(qs, hessians(X, curvature), strict=True):
-        factor = q.factor().numpy()
-        np.testing.assert_allclose(factor @ factor.T, np.linalg.inv(H), atol=1e-11)
-
-
 @pytest.mark.parametrize(("kind", "n_dense"), [("diagonal", 0), ("chevron", 5)])
 def test_laplace_covariance_is_the_best_of_its_structure(X, design, curvature, kind, n_dense):
     """The minimiser of tr(C'HC) - 2 sum log c_rr that L-BFGS finds over the free entries."""

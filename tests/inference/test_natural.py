@@ -175,15 +175,6 @@ def test_fit_far_from_the_prior_mean_ends_at_a_stationary_point(name, full):
     torch.testing.assert_close(collect(slope), prior, rtol=1e-4, atol=1e-4)
 
 
-def test_gaussian_noise_needs_one_step():
-    problem, likelihood = problem_of("gaussian")
-    found = fit(problem, likelihood)
-    lam, eta = dense.gaussian_sites(problem)
-    assert len(found.history) == 1 and found.converged
-    np.testing.assert_allclose(found.q.mean, dense.optimal_mean(problem, lam, eta), rtol=1e-8)
-    np.testing.assert_allclose(found.q.var, dense.optimal_var(problem, lam), rtol=1e-10)
-
-
 def test_fit_from_its_own_optimum_stays():
     problem, likelihood = problem_of("logit")
     first = fit(problem, likelihood)

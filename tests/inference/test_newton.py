@@ -5,15 +5,11 @@ import warnings
 import numpy as np
 import pytest
 import torch
-from sklearn.gaussian_process import GaussianProcessClassifier
 from sklearn.gaussian_process.kernels import RBF
-from sklearn.linear_model import LogisticRegression
 
 from skgp.inference import newton_steps
-from skgp.inference.laplace import laplace_covariance, log_evidence
 from skgp.inference.newton import fit_newton, newton_problem
 from skgp.inference.newton_steps import CGDirections, exact_directions, subsampled_factor
-from skgp.inference.weights.bases import WhitenedInducingBasis
 from skgp.inference.weights.design import StreamedDesign
 from skgp.kernels.spectral import FourierFeatures
 from skgp.likelihoods import Bernoulli
@@ -66,42 +62,6 @@ def route(request):
     return ROUTES[request.param]
 
 
-def relative_error(actual, expected):
-    return np.linalg.norm(actual - expected) / np.linalg.norm(expected)
-
-
-@pytest.mark.parametrize("prior_variance", [0.1, 10.0])
-def test_newton_equals_logistic_regression(X, Y, route, prior_variance):
-    """Every one-vs-rest column is scikit-learn's ridge-penalised logistic regression."""
-    result = fit(StreamedDesign(BASIS, X), Y, prior_variance=prior_variance, **route, **TIGHT)
-    Phi = dense_features(BASIS, X)
-    for j in range(C):
-        oracle = LogisticRegression(
-            C=prior_variance, fit_intercept=False, solver="newton-cholesky", tol=1e-12
-        )
-        oracle.fit(Phi, Y[:, j].numpy())
-        assert relative_error(result.weights[:, j].numpy(), oracle.coef_[0]) < 1e-6
-    assert result.converged
-
-
-def test_newton_equals_laplace_gaussian_process(X, Y, route):
-    """With Phi Phi' = K: the mode and evidence of scikit-learn's classifier."""
-    X, y = X[:40], Y[:40, :1]
-    kernel = 3.0 * RBF(0.8)
-    oracle = GaussianProcessClassifier(kernel, optimizer=None, max_iter_predict=1000)
-    oracle.fit(X.numpy(), y[:, 0].numpy())
-    binary = oracle.base_estimator_
-    design = StreamedDesign(WhitenedInducingBasis(kernel, X), X)
-    result = fit(design, y, **route, **TIGHT)
-    # pi - t is the slope of the log-likelihood, which at the mode is K^-1 f.
-    K = kernel(X.numpy())
-    slope = (binary.y_train_ == 1).astype(float) - binary.pi_
-    np.testing.assert_allclose(result.latent[:, 0].numpy(), K @ slope, atol=1e-6)
-    curvature = newton_problem(design, y, LOGIT).curvature(result.latent)
-    evidence = log_evidence(result, laplace_covariance(design, curvature))
-    np.testing.assert_allclose(evidence.numpy(), [oracle.log_marginal_likelihood_value_], rtol=1e-6)
-
-
 def test_newton_equals_the_dense_oracle_with_all_options(X, Y, rng, route):
     """Offsets, prior variances and row weights that differ from column to column."""
     offset, a = np.array([-1.0, 0.3, 0.0]), np.array([0.5, 2.0, 8.0])
@@ -150,19 +110,6 @@ def test_newton_starts_from_start(X, Y, route):
     np.testing.assert_allclose(again.latent.numpy(), mode.latent.numpy(), atol=1e-10)
     nearby = fit(design, Y, start=mode.weights, prior_variance=1.3, **route)
     assert nearby.n_iter < fit(design, Y, prior_variance=1.3, **route).n_iter
-
-
-def test_newton_loss_falls_from_step_to_step(X, Y, route, monkeypatch):
-    monkeypatch.setattr(newton_steps.defaults, "MAX_CG", 20)
-    """Also from a start so far off that whole steps would overshoot."""
-    start = torch.full((M, C), 40.0, dtype=torch.float64)
-    result = fit(StreamedDesign(BASIS, X), Y, start=start, prior_variance=1e4, **route)
-    losses = np.array([info["loss"] for info in result.history])
-    assert (np.diff(losses) <= 1e-12 * losses[:-1]).all()
-    assert min(info["step"] for info in result.history) < 1
-    assert result.converged
-    latent = dense_features(BASIS, X) @ result.weights.numpy()
-    np.testing.assert_allclose(result.latent.numpy(), latent, atol=1e-8)
 
 
 def test_newton_callback_stops_and_keeps_the_state(X, Y, route):

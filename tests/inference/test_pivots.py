@@ -47,13 +47,6 @@ def test_greedy_variance_pivots_as_the_dense_cholesky_decomposition(X, kernel, n
     assert found.dtype == torch.int64
 
 
-def test_greedy_variance_of_few_distinct_rows_is_those_rows(X):
-    rows = X[:6].repeat(5, 1)
-    found = greedy_variance(RBF(0.5), rows, 20)
-    assert len(found) == 6
-    assert len(torch.unique(rows[found], dim=0)) == 6
-
-
 @pytest.mark.parametrize("n_points", [200, 250])
 def test_greedy_variance_takes_each_row_at_most_once(X, n_points):
     found = greedy_variance(RBF(1.0), X, n_points)

@@ -141,13 +141,6 @@ def test_fixed_features_give_the_moments_of_every_posterior(name, n_latent):
     np.testing.assert_allclose(var.mT, np.diagonal(covariances, axis1=1, axis2=2), atol=1e-9)
 
 
-def test_fixed_features_have_the_gradients_of_finite_differences():
-    problem = dense.make_problem("matern", n_inducing=4)
-    features = FixedFeatures(problem.kernel, problem.data.X[:6], problem.tensors[0], OFFSET[:2])
-    inputs = [value.requires_grad_() for value in dense.random_posterior(4, n_latent=2)]
-    assert torch.autograd.gradcheck(features.moments, inputs)
-
-
 # ---- predictions --------------------------------------------------------------------------------
 
 
@@ -175,13 +168,6 @@ def test_sparse_posterior_predicts_a_row_whatever_comes_with_it():
     torch.testing.assert_close(pair, whole, rtol=1e-12, atol=1e-12)
 
 
-def test_sparse_posterior_has_the_prior_far_away():
-    posterior, _, _, _ = posterior_and_oracle("rbf")
-    mean, var = posterior.mean_and_variance(torch.full((1, 2), 80.0, dtype=torch.float64))
-    torch.testing.assert_close(mean[0], OFFSET, rtol=0, atol=1e-12)
-    np.testing.assert_allclose(var, 1.3, rtol=1e-12)
-
-
 def test_sparse_posterior_predicts_in_double_precision():
     problem = dense.make_problem()
     state = problem.state()
@@ -191,16 +177,6 @@ def test_sparse_posterior_predicts_in_double_precision():
     assert mean.dtype == var.dtype == torch.float64
     kept = (value for value in vars(posterior).values() if isinstance(value, torch.Tensor))
     assert {value.dtype for value in kept} == {torch.float64}
-
-
-def test_sparse_state_of_the_prior_predicts_the_prior():
-    problem = dense.make_problem()
-    state = SparseState.prior(problem.kernel, torch.empty(0), problem.tensors[0], OFFSET)
-    mean, var = state.posterior().mean_and_variance(torch.tensor(problem.X))
-    torch.testing.assert_close(mean, OFFSET.expand(40, 3))
-    np.testing.assert_allclose(var, 1.3, rtol=1e-9)
-    state.root[0] += 1.0  # the functions share no storage
-    assert torch.equal(state.root[1], torch.eye(9, dtype=torch.float64))
 
 
 M, C = 5, 2
@@ -258,19 +234,6 @@ def test_kl_from_standard_normal_is_the_dense_divergence():
     assert float(kl_from_standard_normal(mean, root)) == pytest.approx(expected, rel=1e-12)
 
 
-def test_kl_of_the_coordinates_is_the_divergence_from_the_reference(reference, coordinates):
-    """In these coordinates a posterior that is the next prior is N(0, I) again."""
-    mean, root = reference.posterior(**coordinates)
-    expected = 0.0
-    for c in range(C):
-        shift = (mean - reference.mean)[:, c].numpy()
-        S, prior = ((R[c] @ R[c].mT).numpy() for R in (root, reference.root))
-        expected += dense.divergence(shift, S, prior)
-    T = reference.triangle(coordinates["triangle"])
-    found = float(kl_from_standard_normal(coordinates["alpha"], T))
-    assert found == pytest.approx(expected, rel=1e-10)
-
-
 @pytest.mark.parametrize("weighted", [False, True])
 def test_reference_at_the_optimum_makes_the_hessian_the_identity(weighted):
     """In alpha. In the entries of T it is that of |T|^2 / 2 - log |T|: 1, and 2 on the diagonal."""
@@ -322,16 +285,6 @@ def test_natural_gradients_reach_the_optimum_for_gaussian_noise_in_one_step(beta
         found = natural(start, problem.data, objective, max_iter=1)
         torch.testing.assert_close(found.mean, mean, rtol=1e-8, atol=1e-8)
         torch.testing.assert_close(found.root, root, rtol=1e-8, atol=1e-8)
-
-
-def test_natural_gradients_take_the_offset_from_the_targets():
-    problem, made, state = problem_of("gaussian", offset=0.7)
-    objective = Objective(made, name="elbo")
-    found = natural(state, problem.data, objective, max_iter=1)
-    shifted = replace(problem, y=problem.y - 0.7, offset=0.0)
-    expected = natural(shifted.state(), shifted.data, objective, max_iter=1)
-    torch.testing.assert_close(found.mean, expected.mean)
-    torch.testing.assert_close(found.root, expected.root)
 
 
 @pytest.mark.parametrize("beta", [0.3, 1.0])
