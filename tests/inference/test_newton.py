@@ -112,6 +112,19 @@ def test_newton_starts_from_start(X, Y, route):
     assert nearby.n_iter < fit(design, Y, prior_variance=1.3, **route).n_iter
 
 
+def test_newton_loss_falls_from_step_to_step(X, Y, route, monkeypatch):
+    monkeypatch.setattr(newton_steps.defaults, "MAX_CG", 20)
+    """Also from a start so far off that whole steps would overshoot."""
+    start = torch.full((M, C), 40.0, dtype=torch.float64)
+    result = fit(StreamedDesign(BASIS, X), Y, start=start, prior_variance=1e4, **route)
+    losses = np.array([info["loss"] for info in result.history])
+    assert (np.diff(losses) <= 1e-12 * losses[:-1]).all()
+    assert min(info["step"] for info in result.history) < 1
+    assert result.converged
+    latent = dense_features(BASIS, X) @ result.weights.numpy()
+    np.testing.assert_allclose(result.latent.numpy(), latent, atol=1e-8)
+
+
 def test_newton_callback_stops_and_keeps_the_state(X, Y, route):
     seen = []
 

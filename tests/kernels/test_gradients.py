@@ -60,18 +60,6 @@ def test_weighted_gradient_equals_autograd(make_kernel):
 
 
 @pytest.mark.parametrize("name", CLOSED_FORMS)
-def test_bilinear_gradient_closed_forms_at_another_theta(name, monkeypatch):
-    """Without a graph: these expressions never reach autograd."""
-    kernel, X = CLOSED_FORMS[name](), normal(N, N_INPUTS)
-    U, V = normal(C, N, seed=1), normal(C, N, seed=2)
-    theta = torch.as_tensor(kernel.theta) + 0.3
-    expected = by_autograd(kernel, X, X.clone(), U.T @ V, theta)
-    monkeypatch.setattr("skgp.kernels.gradients.gram", None)
-    got = bilinear_gradient(kernel, X, U, V, theta)
-    torch.testing.assert_close(got, expected, rtol=1e-10, atol=1e-10)
-
-
-@pytest.mark.parametrize("name", CLOSED_FORMS)
 def test_bilinear_gradient_in_float32_is_within_its_rounding(name):
     kernel, X = CLOSED_FORMS[name](), normal(N, N_INPUTS)
     U, V = normal(C, N, seed=1), normal(C, N, seed=2)

@@ -76,20 +76,6 @@ def test_gram_of_a_batch_is_the_gram_of_each_member(make_kernel):
 
 
 @each_kernel()
-def test_gram_batch_gradient_is_the_sum_over_members(make_kernel):
-    kernel = make_kernel()
-    X = torch.from_numpy(np.stack([inputs(4, seed=s) for s in range(3)]))
-    theta = torch.tensor(kernel.theta, requires_grad=True)
-    G = torch.from_numpy(np.random.default_rng(5).standard_normal((3, 4, 4)))
-    (batched,) = torch.autograd.grad((gram(kernel, X, theta=theta) * G).sum(), theta)
-    singly = sum(
-        torch.autograd.grad((gram(kernel, x, theta=theta) * g).sum(), theta)[0]
-        for x, g in zip(X, G, strict=True)
-    )
-    torch.testing.assert_close(batched, singly, rtol=1e-11, atol=1e-12)
-
-
-@each_kernel()
 def test_gram_diag_is_the_diagonal_of_gram(make_kernel):
     kernel = make_kernel()
     X = torch.from_numpy(np.stack([inputs(4, seed=s) for s in range(2)]))

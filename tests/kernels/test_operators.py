@@ -13,7 +13,6 @@ from skgp.kernels import ActiveDims, gram, gram_tile, operators
 from skgp.kernels.operators import KernelOperator, RowOperator, kernel_matmul
 from skgp.linalg.runtime import memory_limit
 from tests.contracts.kernels import ARD, KINDS, N_INPUTS, each_kernel
-from tests.reference.kernels import naive_gram
 from tests.same import assert_same
 
 N, COLUMNS = 37, 4
@@ -61,13 +60,6 @@ def test_kernel_operator_matmul_equals_dense(make_kernel, monkeypatch):
     for operator in layouts(monkeypatch, lambda: KernelOperator(kernel, X, dtype=torch.float64)):
         assert operator.shape == (N, N)
         torch.testing.assert_close(operator.matmul(V), expected, rtol=tol, atol=tol)
-
-
-def test_kernel_operator_equals_the_naive_double_loop(tile):
-    X = normal(N, N_INPUTS)
-    operator = KernelOperator(KERNEL, X, dtype=torch.float64)
-    K = operator.matmul(torch.eye(N, dtype=torch.float64)).numpy()
-    np.testing.assert_allclose(K, naive_gram(KERNEL, X.numpy()), rtol=1e-12, atol=1e-13)
 
 
 @each_kernel(KINDS)

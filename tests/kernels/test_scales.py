@@ -68,14 +68,6 @@ def X(rng):
     return torch.tensor(rng.standard_normal((2000, 2)))
 
 
-@pytest.mark.parametrize("amplitude", [1.0, 7.0])
-def test_length_scales_of_an_rbf_are_its_own(X, amplitude):
-    kernel = ConstantKernel(amplitude) * RBF([0.5, 20.0])
-    found = length_scales(kernel, X)
-    assert isinstance(found, torch.Tensor) and found.dtype == torch.float64
-    np.testing.assert_allclose(found, [0.5, 20.0], rtol=1e-9)
-
-
 @pytest.mark.parametrize(
     ("kernel", "scale"),
     [(RationalQuadratic(0.8, alpha=50.0), 0.8), (Matern(0.8, nu=2.5), 0.8 * (3 / 5) ** 0.5)],

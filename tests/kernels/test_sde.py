@@ -119,23 +119,6 @@ def test_squared_exponential_is_a_matern_of_infinite_smoothness():
 # Markov -------------------------------------------------------------------------------------------
 
 
-def scaled(error, Q):
-    """Entries of error (n, d, d) relative to sqrt(Q_ii Q_jj) of Q (d, d, n); 0 where both are."""
-    std = torch.diagonal(Q).sqrt()  # (n, d)
-    scale = std[:, :, None] * std[:, None]
-    assert (error[scale == 0] == 0).all()
-    return (error / torch.where(scale > 0, scale, 1.0)).abs().max()
-
-
-@each_series_kernel()
-def test_transitions_compose(case):
-    dynamics = dynamics_of(case.make())
-    first, second = GAPS[1:30], GAPS[8:37]
-    (Fa, Qa), (Fb, Qb), (F, Q) = map(dynamics.transition, (first, second, first + second))
-    assert (product(Fb, Fa) - product(F)).abs().max() < 1e-12
-    assert scaled(product(Q) - product(Fb, Qa, transposed(Fb)) - product(Qb), Q) < 1e-12
-
-
 @each_series_kernel()
 def test_noise_restores_the_stationary_covariance(case):
     dynamics = dynamics_of(case.make())
@@ -147,14 +130,6 @@ def test_noise_restores_the_stationary_covariance(case):
     rounding = 4 * EPS * dynamics.n_states**2 * size
     assert error.abs().max() < rounding
     assert (Q - transposed(Q)).abs().max() < rounding
-
-
-@each_series_kernel()
-def test_no_gap_changes_nothing(case):
-    dynamics = dynamics_of(case.make())
-    F, Q = dynamics.transition(torch.zeros(3, dtype=torch.float64))
-    eye = torch.eye(dynamics.n_states, dtype=torch.float64)[..., None]
-    assert (F - eye).abs().max() < 8 * EPS * dynamics.n_states and (Q == 0).all()
 
 
 @each_series_kernel(forgets=True)

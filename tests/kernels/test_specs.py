@@ -15,7 +15,6 @@ from sklearn.gaussian_process.kernels import (
     Matern,
     WhiteKernel,
 )
-from sklearn.model_selection import GridSearchCV
 
 from skgp.kernels import ActiveDims, Cosine, gram, gram_diag, gram_tile
 from skgp.kernels.scales import FarDotProduct, at_origin
@@ -142,33 +141,6 @@ def test_specs_are_optimised_by_scikit_learn():
         for shift in step * np.eye(len(theta))
     ]
     np.testing.assert_allclose(gradient, differences, rtol=1e-5)
-
-
-def test_active_dims_equals_the_regressor_on_the_columns_alone():
-    X, y = regression_data()
-    inner = 2.0 * RBF([1.0, 1.0]) + WhiteKernel(0.1)
-    whole = GaussianProcessRegressor(ActiveDims(inner, [1, 0])).fit(X, y)
-    part = GaussianProcessRegressor(inner).fit(X[:, [1, 0]], y)
-    for ours, theirs in zip(
-        whole.predict(X[:9] + 0.1, return_std=True),
-        part.predict(X[:9, [1, 0]] + 0.1, return_std=True),
-        strict=True,
-    ):
-        np.testing.assert_allclose(ours, theirs, rtol=1e-8)
-
-
-def test_active_dims_parameters_are_searched_by_grid():
-    X, y = regression_data()
-    kernel = ActiveDims(RBF(), [1]) + WhiteKernel(0.1)
-    search = GridSearchCV(
-        GaussianProcessRegressor(kernel, optimizer=None, normalize_y=True),
-        {"kernel__k1__kernel__length_scale": [1e-3, 1.5], "kernel__k1__dims": [[1], [2]]},
-        cv=3,
-    ).fit(X, y)
-    assert search.best_params_ == {
-        "kernel__k1__dims": [1],
-        "kernel__k1__kernel__length_scale": 1.5,
-    }
 
 
 RNG = np.random.default_rng(0)

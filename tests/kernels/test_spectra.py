@@ -26,15 +26,6 @@ def test_rows_have_gaussian_projections(kind, d):
     assert stats.kstest(W[:, 0], "norm").pvalue > 1e-3
 
 
-@each_kind
-def test_rows_have_unit_covariance(kind):
-    d = 40
-    W = torch.cat([GAUSSIAN_ROWS[kind](100, d, np.random.default_rng(s)) for s in range(200)])
-    z = (W.T @ W / len(W) - torch.eye(d)) * len(W) ** 0.5
-    assert z.diagonal().abs().max() / 2**0.5 < 4.5  # 40 and 780 values: the largest is about 3.5
-    assert z.triu(1).abs().max() < 4.5
-
-
 @pytest.mark.parametrize(("rows", "d"), [(orthogonal_rows, 5), (hadamard_rows, 64)])
 def test_rows_are_orthogonal_in_groups_with_independent_radii(rows, d):
     W = rows(2 * d + 3, d, np.random.default_rng(0))

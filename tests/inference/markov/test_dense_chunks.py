@@ -85,13 +85,6 @@ def test_evidence_equals_the_dense_gp(name):
 
 
 @each_kernel
-@pytest.mark.parametrize("n", [700, 1000])
-def test_evidence_of_many_points_equals_that_from_point_to_point(name, n):
-    dynamics, series = dynamics_of(name), awkward(n, 0.1)
-    assert_same(dense_evidence(dynamics, *series), by_points(dynamics, *series), 1e-8)
-
-
-@each_kernel
 @pytest.mark.parametrize("noise", [1e-3, 1e-6])
 def test_little_noise_costs_no_more_digits_than_it_may(name, noise):
     dynamics, series = dynamics_of(name), awkward(600, noise)

@@ -133,14 +133,6 @@ def test_infinite_gaps_part_a_series_into_independent_ones():
     torch.testing.assert_close(whole.mean, torch.cat([p.mean for p in parts]), rtol=0, atol=1e-12)
 
 
-def test_negative_weights_are_taken_as_long_as_the_posterior_is_proper():
-    x, beta, weight = awkward_series(80)
-    weight[10:20] -= 1.5
-    dense = dense_posterior(SUM(x[:, None]), beta, weight)
-    assert np.linalg.eigvalsh(dense.cov).min() > -1e-12 and weight.min() < -0.5
-    assert_close_to_dense(evidence(dynamics_of(SUM), *tensors(x, beta, weight)), dense)
-
-
 def is_proper(kernel, x, weight):
     root = np.linalg.cholesky(kernel(x[:, None]) + 1e-13 * np.eye(len(x)))
     return np.linalg.eigvalsh(np.eye(len(x)) + root.T @ (weight[:, None] * root)).min() > 0
