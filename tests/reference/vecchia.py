@@ -6,9 +6,6 @@ Kernel matrices are scikit-learn's.
 import math
 
 import numpy as np
-from scipy import stats
-from scipy.optimize import minimize
-from scipy.special import gammaln
 
 
 def parts(kernel, X, Z=None):
@@ -82,66 +79,3 @@ def predict(kernel, X, Y, noise, sets, x, near, Z=None):
     C = covariance(Q, S, [*sets, near])
     weights = np.linalg.solve(C[:n, :n], C[:n, n])
     return weights @ Y, C[n, n] - weights @ C[:n, n]
-
-
-def laplace(C, y, offset=0.0, weight=1.0):
-    """Laplace's approximation of labels y (n,) in {-1, 1} under logit and f ~ N(0, C).
-
-    The mode (n,) without the offset, the posterior covariance and the log evidence, in nats.
-    """
-    f, n = np.zeros(len(C)), len(C)
-    for _ in range(100):
-        p = 1 / (1 + np.exp(y * (f + offset)))
-        W = weight * p * (1 - p)
-        f = C @ np.linalg.solve(np.eye(n) + W[:, None] * C, W * f + weight * y * p)
-    p = 1 / (1 + np.exp(y * (f + offset)))
-    W = weight * p * (1 - p)
-    B = np.eye(n) + W[:, None] * C
-    density = (weight * np.log(1 - p)).sum() - 0.5 * f @ np.linalg.solve(C, f)
-    return f, C @ np.linalg.inv(B), density - 0.5 * np.linalg.slogdet(B)[1]
-
-
-def poisson(y, log_exposure=0.0):
-    """log p(y | f) of counts and two derivatives, as a function of f (n,)."""
-
-    def of(f):
-        rate = np.exp(f + log_exposure)
-        return y * (f + log_exposure) - rate - gammaln(y + 1), y - rate, -rate
-
-    return of
-
-
-def student_t(y, scale, df):
-    """The same of Student-t noise, which is not log-concave."""
-
-    def of(f):
-        r, c = y - f, df * scale**2
-        first = (df + 1) * r / (c + r**2)
-        second = (df + 1) * (r**2 - c) / (c + r**2) ** 2
-        return stats.t.logpdf(r, df, scale=scale), first, second
-
-    return of
-
-
-def laplace_of(C, likelihood, offset=0.0, weight=1.0, start=None):
-    """Laplace's approximation under f ~ N(offset, C) of `likelihood`, one of the functions above.
-
-    The mode without the offset, found by BFGS from `start` and Newton's steps on the density as it
-    is, the covariance and the log evidence, both with curvatures that are negative put to 0.
-    """
-    n = len(C)
-    L = np.linalg.cholesky(C)
-
-    def loss(v):
-        value, first, _ = likelihood(offset + L @ v)
-        return v @ v / 2 - (weight * value).sum(), v - L.T @ (weight * first)
-
-    v = np.zeros(n) if start is None else np.linalg.solve(L, start)
-    v = minimize(loss, v, jac=True, method="BFGS", options={"gtol": 1e-6}).x
-    for _ in range(4):
-        second = likelihood(offset + L @ v)[2]
-        H = np.eye(n) - L.T @ ((weight * second)[:, None] * L)
-        v = v - np.linalg.solve(H, loss(v)[1])
-    W = np.maximum(-weight * likelihood(offset + L @ v)[2], 0.0)
-    B = np.eye(n) + W[:, None] * C
-    return L @ v, C @ np.linalg.inv(B), -loss(v)[0] - 0.5 * np.linalg.slogdet(B)[1]

@@ -20,6 +20,7 @@ from skgp.inference.vecchia.laplace import evidence, find_mode
 from skgp.inference.vecchia.neighbors import earlier_neighbors
 from skgp.likelihoods import Bernoulli
 from tests.reference import vecchia
+from tests.reference.laplace_evidence import laplace, logit
 
 KERNEL = 4.0 * Matern([0.4, 0.7], nu=1.5)
 OFFSET = torch.tensor([0.3, -0.4], dtype=torch.float64)
@@ -57,7 +58,7 @@ def dense(H, m):
     _, sets, Z = conditionals(H, m)
     Q, R = vecchia.parts(KERNEL, X, Z)
     C = vecchia.covariance(Q, R + LATENT_JITTER * np.eye(len(X)), sets)
-    found = [vecchia.laplace(C, y[:, j], float(OFFSET[j]), weight) for j in range(2)]
+    found = [laplace(C, logit(y[:, j]), float(OFFSET[j]), weight) for j in range(2)]
     return tuple(np.stack(each, -1) for each in zip(*found, strict=True))
 
 
