@@ -237,16 +237,3 @@ def test_warm_start_goes_on_where_the_last_fit_ended(moons):
     assert model.loss_ < before + 1e-6
     cold = DLMGPClassifier(**{**options, "max_iter": 2}).fit(X, y)
     assert model.loss_ < cold.loss_ - 1
-    # Of other shapes there is nothing to go on from.
-    three = np.where(X[:, 0] > 1.5, 2, y)
-    assert model.fit(X[::2], three[::2]).score(X, three) > 0.8
-    twice = np.column_stack([X, X])
-    assert model.fit(twice[::2], y[::2]).score(twice, y) > 0.8
-
-
-def test_state_does_not_grow_with_the_rows(moons):
-    sizes = [
-        len(pickle.dumps(DLMGPClassifier(RBF(), n_inducing=15, max_iter=2).fit(X, y)))
-        for X, y in (moons[:2], moons[2:])
-    ]
-    assert sizes[1] < sizes[0] + 5000

@@ -1,7 +1,5 @@
 """Series modelled on the scale of log y: the choice, and the log-normal law of predictions."""
 
-import pickle
-
 import numpy as np
 import pandas as pd
 import pytest
@@ -211,8 +209,3 @@ def test_targets_that_have_no_logarithm_are_refused(series):
         model.partial_fit(X[70:], bad[70:])
     assert_same(model.predict(AHEAD), before)
     model.partial_fit(X[70:], series[70:])
-
-
-def test_state_travels(series):
-    model = StateSpaceGPRegressor().fit(X, series)
-    assert_same(pickle.loads(pickle.dumps(model)).predict(AHEAD), model.predict(AHEAD))

@@ -7,10 +7,11 @@ import pickletools
 import numpy as np
 import pytest
 import torch
-from sklearn.gaussian_process.kernels import RBF, WhiteKernel
+from sklearn.gaussian_process.kernels import RBF, Matern, WhiteKernel
 
 from skgp import (
     BayesianGPRegressor,
+    DLMGPClassifier,
     DLMGPRegressor,
     GaussianProcessClassifier,
     GaussianProcessRegressor,
@@ -133,3 +134,24 @@ def test_to_reaches_every_tensor_of_a_state(fitted):
             assert torch.float64 in {tensor.dtype for tensor in tensors(state, set())}
             moved = {tensor.dtype for tensor in tensors(state.to(torch.float32), set())}
             assert torch.float64 not in moved
+
+
+@pytest.mark.parametrize(
+    ("model", "most", "bytes_a_row"),
+    [
+        (SWSGPRegressor(n_inducing=60, n_neighbors=8), 30_000, 0),
+        (DLMGPClassifier(n_inducing=15, max_iter=2), 30_000, 0),
+        (StateSpaceGPRegressor(n_inducing=30), 8_000, 0),
+        (StateSpaceGPRegressor(), 13_000, 24),  # sites and times
+    ],
+    ids=str,
+)
+def test_state_does_not_grow_with_the_rows(model, most, bytes_a_row):
+    kernel = Matern(nu=1.5)
+    kernel = kernel + WhiteKernel(0.1) if hasattr(model, "predict_interval") else kernel
+    sizes = []
+    for n in (300, 1500):
+        X, y = rows(type(model), n)
+        model.set_params(kernel=kernel, optimizer=None).fit(X, y).predict(X[:5])
+        sizes.append(len(pickle.dumps(model)))
+    assert sizes[0] < most and abs(sizes[1] - sizes[0]) < 300 + bytes_a_row * 1200

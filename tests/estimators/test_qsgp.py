@@ -234,13 +234,6 @@ def test_warm_start_of_another_size_starts_anew(data):
     assert estimator.n_iter_ == 60
 
 
-def test_warm_start_begins_with_the_last_hyperparameters(data):
-    estimator = make(optimizer="auto", warm_start=True).fit(*data)
-    found = estimator.kernel_.theta
-    estimator.set_params(optimizer=None).fit(*data)
-    assert_same(estimator.kernel_.theta, found)
-
-
 def test_early_stopping_ends_sgd_when_held_out_rows_no_longer_gain():
     rng = np.random.default_rng(0)
     X = rng.uniform(-2, 2, (300, 2))

@@ -67,24 +67,6 @@ def test_every_combination_classifies(moons, options, likelihood):
     assert np.isfinite(mean).all() and (var >= 0).all() and (var > 0).any()
 
 
-def test_latent_moments_equal_the_dense_laplace_approximation(moons):
-    X, y = moons  # half of each class: the offset is 0, as in scikit-learn
-    expected = GaussianProcessClassifier(KERNEL, optimizer=None).fit(X, y)
-    model = fitted(X, y, tol=1e-12)
-    grid = np.random.default_rng(0).uniform(-3, 3, (30, 2))
-    for ours, theirs in zip(
-        model.latent_mean_and_variance(grid), expected.latent_mean_and_variance(grid), strict=True
-    ):
-        np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-5)
-
-
-def test_variance_returns_to_the_prior_only_with_augmentation(moons):
-    far = [[100.0, 100.0]]
-    assert fitted(*moons, n_basis=30).latent_mean_and_variance(far)[1][0] == pytest.approx(9.0)
-    plain = fitted(*moons, n_basis=30, augment=False)
-    assert plain.latent_mean_and_variance(far)[1][0] == pytest.approx(0.0, abs=1e-10)
-
-
 def test_base_rate_is_predicted_far_from_the_rows(moons):
     X, y = moons
     kept = np.flatnonzero((y == 0) | (np.arange(len(y)) % 5 == 0))

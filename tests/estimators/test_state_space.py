@@ -1,6 +1,5 @@
 """StateSpaceGPRegressor: the contracts, series, additive models, streams, awkward data."""
 
-import pickle
 import warnings
 
 import numpy as np
@@ -301,19 +300,6 @@ def test_callbacks_and_their_stop_in_every_part_of_a_fit(data, X_new):
         fit = StateSpaceGPRegressor().set_callbacks(recorder).fit(*data)
         assert recorder.ended.count("iteration") == stop_after
         assert np.isfinite(fit.predict(X_new, return_std=True)).all()
-
-
-def test_state_of_inducing_states_does_not_grow_with_the_rows():
-    rng = np.random.default_rng(0)
-    sizes = []
-    for n in (300, 3000):
-        x = np.sort(rng.uniform(0, 20, n))[:, None]
-        fit = kept(n_inducing=30).fit(x, np.sin(x[:, 0]))
-        fit.predict(x[:5])
-        sizes.append(len(pickle.dumps(fit)))
-    assert abs(sizes[1] - sizes[0]) < 300 and sizes[0] < 4 * 4 * 30 * 8 + 4000
-    exact = len(pickle.dumps(kept().fit(x, np.sin(x[:, 0]))))
-    assert exact < 3 * 8 * 3000 + 4000
 
 
 # ---- streams ----------------------------------------------------------------------------------

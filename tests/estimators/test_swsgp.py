@@ -6,7 +6,6 @@ import warnings
 
 import numpy as np
 import pytest
-from sklearn.datasets import make_friedman1
 from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import RBF, DotProduct, WhiteKernel
 
@@ -191,17 +190,6 @@ def test_few_rows_in_batches_are_the_exact_gp_of_them_all(data, X_new):
 
 
 # ---- state ---------------------------------------------------------------------------------------
-
-
-def test_state_does_not_grow_with_the_rows():
-    X, y = make_friedman1(1500, random_state=0)
-    kernel = 1.0 * RBF([1.0] * 10) + WhiteKernel(0.1)
-    sizes = []
-    for n in (300, 1500):
-        fit = kept(kernel=kernel, n_inducing=60, n_neighbors=8).fit(X[:n], y[:n])
-        fit.predict(X[:5])
-        sizes.append(len(pickle.dumps(fit)))
-    assert abs(sizes[1] - sizes[0]) < 300 and sizes[1] < 30_000
 
 
 def test_warm_start_goes_on_where_the_last_fit_ended(data):

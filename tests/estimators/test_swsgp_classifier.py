@@ -208,13 +208,8 @@ def test_warm_start_goes_on_where_the_last_fit_ended(moons):
     np.testing.assert_allclose(model.kernel_.theta, theta, rtol=1e-12)
     np.testing.assert_allclose(model.predict_proba(fresh), before, atol=0.02)
     assert model.n_iter_ < n_iter and not model.history_["hyperparameters"]
-    # Of other shapes or another likelihood there is nothing to go on from.
-    X, y = X[:70], y[:70]
-    three = np.where(X[:, 0] > 1.5, 2, y)
-    assert model.fit(X, three).score(X, three) > 0.85
-    assert model.fit(np.column_stack([X, X]), y).score(np.column_stack([X, X]), y) > 0.85
-    model.set_params(likelihood="logit").fit(np.column_stack([X, X]), y)
-    assert model.history_["hyperparameters"]
+    model.set_params(likelihood="logit").fit(X[:70], y[:70])
+    assert model.history_["hyperparameters"]  # there is nothing to go on from
 
 
 # ---- awkward data --------------------------------------------------------------------------------

@@ -169,14 +169,6 @@ def test_a_stop_keeps_the_samples_so_far():
     assert len(later.u) == 4 * 50 and later.diagnostics["n_gradients"] > 200
 
 
-@pytest.mark.slow
-def test_samples_are_drawn_in_processes():
-    def run(n_jobs):
-        return stochastic(seed=4, n_warmup=4, n_draws=8, n_jobs=n_jobs)
-
-    np.testing.assert_allclose(run(None).u, run(2).u, rtol=1e-4)
-
-
 def test_targets_are_picklable_and_leave_their_matrix_behind():
     field = StochasticGradient(target(), n_probes=2, dtype=torch.float64)
     start = stand_in(field, rng=np.random.default_rng(0))

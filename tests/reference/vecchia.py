@@ -61,12 +61,6 @@ def log_density(C, Y):
     return -0.5 * (c * log_det + c * n * math.log(2 * math.pi) + (Y * np.linalg.solve(C, Y)).sum())
 
 
-def kl_divergence(K, C):
-    """KL(N(0, K) || N(0, C)) in nats."""
-    log_dets = [np.linalg.slogdet(A)[1] for A in (K, C)]
-    return 0.5 * (np.trace(np.linalg.solve(C, K)) - len(K) + log_dets[1] - log_dets[0])
-
-
 def predict(kernel, X, Y, noise, sets, x, near, Z=None):
     """Mean (c,) and variance of f(x), drawn last, given neighbours `near` among observations Y.
 

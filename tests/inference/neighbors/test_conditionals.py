@@ -11,7 +11,6 @@ from skgp.inference.neighbors.conditionals import (
     joint_errors,
     local_conditionals,
     prior_variance,
-    quadratic_form,
     sparse_rows,
 )
 from tests.reference import swsgp as dense
@@ -109,21 +108,6 @@ def to_dense(position, weights, m):
     for i, (columns, values) in enumerate(zip(position, weights, strict=True)):
         A[i, columns] = values
     return A
-
-
-def test_sparse_rows_puts_weights_in_their_columns(rows, dtype):
-    _, _, position, weights = rows
-    A = sparse_rows(position, weights.to(dtype), 9)
-    assert A.shape == (12, 9) and A.dtype == dtype
-    expected = to_dense(position.numpy(), weights.to(dtype).numpy(), 9)
-    np.testing.assert_array_equal(A.to_dense(), expected)
-
-
-def test_quadratic_form_is_that_of_a_diagonal(rows, rng):
-    _, _, position, weights = rows
-    A, v = to_dense(position.numpy(), weights.numpy(), 9), rng.uniform(size=9)
-    found = quadratic_form(sparse_rows(position, weights, 9), torch.tensor(v))
-    np.testing.assert_allclose(found, A @ np.diag(v) @ A.T, rtol=1e-12, atol=1e-13)
 
 
 @pytest.mark.parametrize("tile", [1, 4, 2048])

@@ -62,14 +62,3 @@ def test_predictions_at_several_scales_have_no_steps():
         mean, var = model.mean_and_variance(torch.stack([x, 0 * x + 5.0], dim=1))
         # A step would not shrink with the distance of the points.
         assert mean.diff(dim=0).abs().max() < 60 * step and var.diff().abs().max() < 60 * step
-
-
-def test_all_rows_as_neighbours_are_the_exact_process():
-    Z, X = points(200), points(30, seed=1)
-    y = torch.sin(Z[:, :1])
-    model = KrigingModel(KERNEL, 0.1, Z, y, None, y.new_zeros(1), 200, n_scales=3)
-    inverse = np.linalg.inv(KERNEL(Z.numpy()) + 0.1 * np.eye(200))
-    k = KERNEL(X.numpy(), Z.numpy())
-    mean, covariance = model.mean_and_covariance(X)
-    np.testing.assert_allclose(mean.numpy(), k @ inverse @ y.numpy(), atol=1e-8)
-    np.testing.assert_allclose(covariance[0], KERNEL(X.numpy()) - k @ inverse @ k.T, atol=1e-8)

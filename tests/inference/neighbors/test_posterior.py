@@ -146,19 +146,6 @@ def test_joint_covariance_is_that_of_the_oracle(name, kind):
 
 @kinds
 @pytest.mark.parametrize("seed", range(4))
-def test_joint_covariance_has_the_variances_of_eq_13(seed, kind):
-    problem = awkward(seed)
-    found, _, _ = posterior_of(problem, kind)
-    X = torch.tensor(problem.X)
-    mean, var = found.mean_and_variance(X)
-    joint_mean, covariance = found.mean_and_covariance(X)
-    torch.testing.assert_close(joint_mean, mean, rtol=0, atol=EPS)
-    diagonal = covariance.diagonal(dim1=1, dim2=2).T
-    torch.testing.assert_close(diagonal, var, rtol=0, atol=EPS)
-
-
-@kinds
-@pytest.mark.parametrize("seed", range(4))
 def test_joint_covariance_is_positive_semidefinite_with_duplicates(seed, kind):
     found = posterior_of(problem := awkward(seed), kind)[0]
     _, covariance = found.mean_and_covariance(torch.tensor(problem.X))

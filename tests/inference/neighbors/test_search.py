@@ -239,18 +239,6 @@ def test_candidate_search_without_a_kernel_scales_columns_by_their_spread(d):
     assert torch.equal(found.sort(1).values, expected.sort(1).values)
 
 
-@pytest.mark.parametrize("kernel", [RBF(), ConstantKernel(2.0), ExpSineSquared()], ids=str)
-@pytest.mark.parametrize("d", [2, 20])
-def test_candidate_search_returns_all_others_where_there_are_no_more(kernel, d):
-    X = torch.zeros(5, d, dtype=torch.float64)  # all equally near
-    everyone = torch.arange(5)
-    found = CandidateSearch(kernel, X, everyone).query(everyone, 4)
-    for row in range(5):
-        assert sorted(found[row].tolist()) == [r for r in range(5) if r != row]
-    single = CandidateSearch(kernel, X, everyone[:1]).query(everyone[1:], 1)
-    assert single.tolist() == [[0]] * 4
-
-
 def test_candidate_search_in_tiles_equals_that_in_one(monkeypatch):
     X, everyone = rows(300, 6), torch.arange(300)
     search = CandidateSearch(RBF(1.0) + RBF([1.0] * 5 + [2.0]), X, everyone)

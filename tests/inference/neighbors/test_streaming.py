@@ -1,6 +1,5 @@
 """Rows in batches against the equations of the batch, and against all rows at once."""
 
-import pickle
 from dataclasses import replace
 
 import numpy as np
@@ -23,7 +22,6 @@ from skgp.inference.neighbors.system import (
 )
 from skgp.likelihoods import Bernoulli, Gaussian
 from tests.reference import swsgp as dense
-from tests.same import assert_same
 
 H = 6
 TIGHT = {"tol": 1e-13, "cg_tol": 1e-12}
@@ -243,12 +241,3 @@ def test_full_covariance_becomes_diagonal_with_the_precisions_it_had():
     precision = np.diag(np.linalg.inv(K))[:, None] + data
     np.testing.assert_allclose(state.var, 1 / precision, rtol=1e-4)
     assert torch.equal(state.mean, full.mean) and state.root is None
-
-
-def test_summary_pickles_small():
-    problem = dense.make_problem(n_neighbors=H)
-    _, summary = fitted(problem, Gaussian(0.3))
-    again = pickle.loads(pickle.dumps(summary))
-    assert again.rows_seen == 40
-    assert_same(again.precision, summary.precision)
-    assert len(pickle.dumps(summary)) < 8 * 12 + 600

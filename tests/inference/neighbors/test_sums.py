@@ -115,15 +115,6 @@ def test_gaussian_bound_without_a_pass_is_that_of_a_pass():
         np.testing.assert_allclose(fit.bound, problem.start(fit.q).bound, rtol=1e-12)
 
 
-def test_blocks_make_no_difference():
-    data, settings = case("probit")
-    found = []
-    for ends in ([len(data)], [1, 2, 3, len(data)]):
-        problem = BlocksProblem(Slices(data, ends), LocalRows(**settings), **CG)
-        found.append(natural_steps(problem, max_iter=3))
-    assert_same(*found, 1e-9)
-
-
 def test_single_precision_sums_in_double():
     data, settings = case("probit")
     expected = natural_steps(

@@ -89,16 +89,6 @@ def test_prior_equals_the_dense_sum_of_local_inverses():
     np.testing.assert_allclose(prior.mass.sum(), problem.kl_weight * problem.active.shape[1])
 
 
-@pytest.mark.parametrize("n_columns", [1, 3])
-def test_prior_multiplies_as_the_dense_matrix_does(n_columns):
-    problem = dense.make_problem("sum", weighted=True)
-    prior = local_prior(tiles_of(problem), torch.tensor(problem.share))
-    V = np.random.default_rng(5).standard_normal((12, n_columns))
-    expected = dense.prior_precision(problem) @ V
-    np.testing.assert_allclose(prior.multiply(torch.tensor(V)), expected, rtol=1e-9, atol=1e-9)
-    assert prior.matrix.col_indices().dtype == torch.int32
-
-
 def test_prior_assembled_in_parts_is_the_same(monkeypatch):
     problem = dense.make_problem("sum", weighted=True)
     whole = system_of(problem).prior
@@ -153,20 +143,6 @@ def test_inducing_points_that_are_never_active_keep_their_prior():
     assert (q.mean[5] == 0).all()
     np.testing.assert_allclose(q.var[5], 1.3 * (1 + dense.JITTER))
     np.testing.assert_allclose(q.var, dense.optimal_var(problem, lam), rtol=1e-10)
-
-
-def test_weight_counts_as_repeated_rows():
-    counts = np.random.default_rng(3).integers(0, 4, 40)
-    problem = dense.make_problem(n_latent=2)
-    weighted = replace(problem, weight=counts.astype(float))
-    parts = []
-    for version in (weighted, problem.repeated(counts)):
-        lam, eta = map(torch.tensor, dense.gaussian_sites(version))
-        system = system_of(version)
-        q, _ = system.solve(Sites(lam, eta, lam), tol=1e-13)
-        parts.append((q.mean, q.var, system.divergence(q)))
-    for left, right in zip(*parts, strict=True):
-        torch.testing.assert_close(left, right, rtol=1e-8, atol=1e-9)
 
 
 @pytest.mark.parametrize("n_columns", [1, 3])

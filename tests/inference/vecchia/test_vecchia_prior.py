@@ -155,27 +155,6 @@ def test_replicates_and_noises_of_each_row():
     np.testing.assert_allclose(squared(root), C, atol=1e-12)
 
 
-@pytest.mark.parametrize("d", [2, 8])
-def test_divergence_from_the_exact_process_falls(d):
-    X = torch.tensor(points(150, d))
-    kernel = 1.0 * Matern(0.3 * d**0.5 * np.ones(d), nu=1.5)
-    K = kernel(X.numpy()) + 1e-4 * np.eye(150)
-
-    def divergence(H, m):
-        Z = X[:m] if m else None
-        phi = None if Z is None else global_features(kernel, X, Z, inducing_factor(kernel, Z))
-        group = torch.cat([earlier_neighbors(kernel, X, H, phi), torch.arange(150)[:, None]], 1)
-        noise = torch.full((150,), 1e-4, dtype=torch.float64)
-        root = VecchiaRoot(Conditionals(kernel, X, group, noise, Z))
-        return vecchia.kl_divergence(K, squared(root))
-
-    for m in (0, 20):
-        by_neighbors = [divergence(H, m) for H in (0, 2, 5, 10, 20, 40)]
-        assert (np.diff(by_neighbors) < 0).all()
-    by_points = [divergence(5, m) for m in (0, 10, 30, 80)]
-    assert (np.diff(by_points) < 0).all()
-
-
 def test_features_of_a_row_do_not_depend_on_other_rows():
     # 1e8 periods away a last bit of the distance is 1e-8: that which is taken must be the same one.
     kernel = ExpSineSquared()
