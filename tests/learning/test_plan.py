@@ -154,18 +154,17 @@ def test_resolve_keeps_its_word_or_says_what_to_change(kernel, n_basis):
             assert plan.size in (n_basis, n_basis + 1)
 
 
-def test_resolve_warns_of_more_inducing_points_than_rows():
-    with pytest.warns(
-        NumericalWarning, match="n_basis=60 exceeds the 50 training rows; n_basis=50"
-    ):
-        plan = resolved(50, basis="inducing", n_basis=60)
-    assert plan.size == 50 and plan.space(50) == "function"
+def of_laplace(n, kernel=SPECTRAL, **asked):
+    return resolve_laplace(Plan(**asked), n, kernel)
 
 
-def test_resolve_without_a_spectral_density_cuts_the_size_instead_of_leaving_the_basis():
-    with pytest.warns(NumericalWarning, match="n_basis=500 exceeds the 400 training rows"):
-        plan = resolved(400, NOT_SPECTRAL, n_basis=500)
-    assert (plan.basis, plan.size) == ("inducing", 400)
+@pytest.mark.parametrize("resolver", [resolved, of_laplace])
+@pytest.mark.parametrize(("kernel", "basis"), [(SPECTRAL, "inducing"), (NOT_SPECTRAL, "auto")])
+def test_more_inducing_points_than_rows_are_lowered_with_a_warning(resolver, kernel, basis):
+    message = "n_basis=60 exceeds the 50 training rows; n_basis=50"
+    with pytest.warns(NumericalWarning, match=message):
+        plan = resolver(50, kernel, basis=basis, n_basis=60)
+    assert (plan.basis, plan.size, plan.space(50)) == ("inducing", 50, "function")
 
 
 def test_affordable_features_are_even_grow_with_few_rows_and_fall_with_many():
@@ -214,12 +213,6 @@ def test_resolve_laplace_fills_what_is_open(asked, kernel, expected):
     plan = resolve_laplace(Plan(**asked), 400, kernel)
     assert (plan.basis, plan.size, plan.solver, plan.covariance) == (*expected, "cholesky", "full")
     assert plan.reason
-
-
-def test_resolve_laplace_lowers_inducing_points_to_the_rows():
-    for asked, kernel in ((dict(basis="inducing"), SPECTRAL), (dict(), NOT_SPECTRAL)):
-        with pytest.warns(NumericalWarning, match="n_basis=500 exceeds the 400 training rows"):
-            assert resolve_laplace(Plan(**asked, n_basis=500), 400, kernel).size == 400
 
 
 def test_laplace_features_are_all_rows_and_then_what_two_minutes_allow():

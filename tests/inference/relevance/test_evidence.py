@@ -177,13 +177,6 @@ def test_update_noise_never_lowers_the_evidence_of_random_states(rng):
         assert state.noise_variance != noise
 
 
-@pytest.mark.parametrize("seed", range(4))
-def test_fit_keeps_few_vectors_of_500_rows_of_sinc(seed):
-    fit = fit_relevance(KERNEL, *sinc(500, seed))
-    assert 7 <= len(fit.indices) <= 15
-    assert rmse(fit.posterior.mean(GRID), TRUTH) <= 0.04
-
-
 def test_posterior_equals_the_dense_oracle():
     X, y = sinc(120)
     fit = fit_relevance(KERNEL, X, y)
@@ -232,12 +225,6 @@ def test_every_source_and_memory_map_gives_the_same_fit(tmp_path):
     for fit in fits[1:]:
         assert torch.equal(fit.indices, fits[0].indices)
         np.testing.assert_allclose(fit.log_evidence, fits[0].log_evidence, atol=1e-7)
-
-
-def test_variance_shrinks_far_from_the_vectors():
-    fit = fit_relevance(KERNEL, *sinc(200))
-    _, variance = fit.posterior.mean_and_variance(torch.tensor([[0.0], [80.0]]).double())
-    assert float(variance[1]) < 1e-12 < float(variance[0])
 
 
 def test_candidates_are_drawn_of_many_rows_and_limit_the_vectors(generator):
@@ -339,17 +326,6 @@ def test_fit_ends_where_no_change_of_a_precision_raises_the_evidence_by_much():
     s = fit.columns[0].precision.numpy()
     for index in {*active, *range(0, 60, 6)}:
         assert reference.best_gain(evidence, active, s, index, grid) < 0.1
-
-
-@pytest.mark.parametrize("link", ["logit", "probit"])
-def test_fit_classifies_with_few_vectors(link):
-    likelihood = Bernoulli(link=link)
-    X_new, Y_new = bananas(1000, 1)
-    fit = fit_relevance_classifier(RBF(0.7), *bananas(400, 0), likelihood)
-    assert fit.converged and len(fit.indices) <= 20
-    mean, variance = fit.posterior.mean_and_variance(X_new)
-    assert float((mean.sign() == Y_new).double().mean()) >= 0.93
-    assert float(-likelihood.log_predictive(Y_new, mean, variance).mean()) <= 0.2
 
 
 def test_columns_are_fitted_one_by_one():
