@@ -114,6 +114,12 @@ def test_online_separable_rows_and_a_single_label_stay_finite(X):
     assert bool(mean.isfinite().all()) and bool((variance > 0).all())
 
 
+def test_online_no_rows_change_nothing(X, Y):
+    state = online().update(X, Y)
+    weights = state.weights.clone()
+    assert_same(state.update(X[:0], Y[:0]).weights, weights)
+
+
 def test_online_error_leaves_the_state_alone(X, Y):
     state = online().update(X, Y)
     weights, precision = state.weights.clone(), state.precision.clone()
