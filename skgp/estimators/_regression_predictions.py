@@ -88,9 +88,7 @@ class RegressionPredictions(RegressorMixin, RegressionData):
         if return_cov:
             remedy = "Ask for fewer of them at once, or for return_std=True"
             check_joint_memory(len(X), remedy, np.size(self.y_scale_))
-            mean, covariance = self._predictive_covariance(
-                *self._latent_mean_and_covariance(X), **offset
-            )
+            mean, covariance = self._predictive_covariance(*self._joint_moments(X), **offset)
             return self._observed_mean(mean), self._observed_covariance(mean, covariance)
         if return_mean_grad or return_std_grad:
             found = self._predictive_gradients(X, **offset)

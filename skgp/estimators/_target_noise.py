@@ -16,7 +16,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -40,6 +40,7 @@ from skgp.learning.markov.defaults import STRUCTURE_ROWS
 from skgp.learning.markov.series_search import Problem, evidence_near
 from skgp.learning.noise_function import NoiseFunction, learn_noise_function, logs_predict_better
 from skgp.likelihoods import Likelihood
+from skgp.linalg.runtime import to_arrays
 from skgp.models.state_space import kernel_of, series_of
 from skgp.samplers.diagnostics import effective_sample_size
 
@@ -301,24 +302,55 @@ class VaryingNoise(LogScale):
         if function is None:
             return offset
 
-        def log_noise(rows: np.ndarray) -> np.ndarray:
-            return function(to_tensor(rows), self._noise_variance).numpy()
+        return {"offset": self._logs_of_factors(X)[1]}
 
-        return {"offset": self._by_chunks(log_noise, X, 32 * len(function.X))}
+    def _logs_of_factors(self, X: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Of the variances of f and of noise at the rows of X, (n,) each."""
+        function = cast(NoiseFunction, self._noise_function)
 
-    def _noise_gradients(self, X: np.ndarray) -> np.ndarray | float:
+        def logs(rows: np.ndarray) -> tuple[np.ndarray, ...]:
+            return to_arrays(*function(to_tensor(rows), self._noise_variance))
+
+        return self._by_chunks(logs, X, 32 * len(function.X))
+
+    def _factors_of_f(self, X: np.ndarray) -> np.ndarray | None:
+        """Of the variances of f at the rows of X, (n,); None where they are constant."""
+        function = self._noise_function
+        if function is None or not function.exponent:
+            return None
+        return np.exp(self._logs_of_factors(X)[0])
+
+    def _latent_moments(self, X: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        mean, var = super()._latent_moments(X)
+        factors = self._factors_of_f(X)
+        return mean, var if factors is None else factors * var
+
+    def _joint_moments(self, X: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        mean, covariance = super()._joint_moments(X)
+        factors = self._factors_of_f(X)
+        if factors is not None:
+            covariance = covariance * np.sqrt(np.multiply.outer(factors, factors))
+        return mean, covariance
+
+    def _varied_gradients(self, X: np.ndarray, var: np.ndarray, d_var: np.ndarray) -> Any:
         if self._noise_function is None:
-            return super()._noise_gradients(X)
+            return super()._varied_gradients(X, var, d_var)
         function = self._noise_function
 
-        def gradients(X: np.ndarray) -> np.ndarray:
+        def gradients(X: np.ndarray) -> tuple[np.ndarray, ...]:
             rows = to_tensor(X).clone().requires_grad_()
             with torch.enable_grad():
-                total = torch.exp(function(rows, self._noise_variance)).sum()
-            return torch.autograd.grad(total, rows)[0].numpy()
+                factors = [logs.exp() for logs in function(rows, self._noise_variance)]
+            slopes = [
+                torch.autograd.grad(each.sum(), rows, retain_graph=True)[0] for each in factors
+            ]
+            return to_arrays(factors[0], *slopes)
 
-        slopes = self._by_chunks(gradients, X, 8 * defaults.GRAPH_COPIES * len(function.X))
-        return self._in_units_of_columns(X, self._noise_variance * slopes)
+        size = 8 * defaults.GRAPH_COPIES * len(function.X)
+        of_f, *slopes = self._by_chunks(gradients, X, size)
+        by_f, by_noise = (self._in_units_of_columns(X, slope) for slope in slopes)
+        d_var = of_f[:, None] * d_var + var[:, None] * by_f
+        return of_f * var, d_var, self._noise_variance * by_noise
 
 
 Found = tuple[Kernel, torch.Tensor]

@@ -297,7 +297,8 @@ NOISE_ERRORS = 2.5
 #: Errors that it is learned from, at least and at most, and by which it is judged; of more
 #: observations than the least, neighbours that predict each. 100 neighbours, or 20,000 that judge,
 #: are worth .01 nats on pol and house_8L for twice the seconds; 500 errors lose .1 and .3 there.
-NOISE_ROWS, NOISE_JUDGED, NOISE_NEIGHBORS = (500, 1000), 5000, 50
+NOISE_ROWS, NOISE_JUDGED, NOISE_NEIGHBORS = (500, 1000), 4000, 50
+NOISE_EXPONENTS, NOISE_FOLDED, NOISE_FOLDS = (0.0, 0.5, 1.0), 2000, 5
 #: Degrees of freedom, and ends (powers of ten) and number of the factors of scales, of Student's t.
 NOISE_TAILS, NOISE_SCALES = (2.0, 3.0, 5.0, 10.0, 30.0, 1000.0), (-0.9, 0.1, 21)
 

@@ -47,10 +47,18 @@ def test_noise_is_learned(model):
     assert np.log(ratio).std() < 0.4  # that of constant noise is .8
 
 
-def test_what_is_predicted_of_f_is_that_of_constant_noise(model, rows):
+def test_means_are_those_of_constant_noise_and_variances_of_f_times_a_function(model, rows):
     constant = type(model)(random_state=0, heteroscedastic=False).fit(*problem())
-    assert_same(model.latent_mean_and_variance(rows), constant.latent_mean_and_variance(rows))
+    mean, var = constant.latent_mean_and_variance(rows)
+    assert_same(model.latent_mean_and_variance(rows)[0], mean)
     assert_same(model.predict(rows), constant.predict(rows))
+    factors = model.latent_mean_and_variance(rows)[1] / var
+    noise = model.predict_noise_variance(rows) / model.noise_variance_
+    assert np.corrcoef(np.log(factors), np.log(noise))[0, 1] > 0.95
+    covariance = constant.latent_mean_and_covariance(rows)[1]
+    expected = covariance * np.sqrt(np.outer(factors, factors))
+    found = model.latent_mean_and_covariance(rows)[1]
+    np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-6 * expected.max())
     assert (constant.predict_noise_variance(rows) == constant.noise_variance_).all()
     X, y = problem(400, seed=3)
     gain = model.log_predictive_density(X, y) - constant.log_predictive_density(X, y)
