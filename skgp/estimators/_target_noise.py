@@ -199,17 +199,18 @@ def check_positive_targets(y: np.ndarray, remedy: str) -> None:
 
 
 class VaryingNoise(LogScale):
-    """A regressor with Gaussian noise whose variance may depend on x.
+    """A regressor with Gaussian noise whose variance, and that of f, may depend on x.
 
     Parameters
     ----------
     heteroscedastic : bool or "auto", default="auto"
-        Whether the variance of Gaussian noise is a function of x (`predict_noise_variance`),
-        learned from the errors of up to 1000 observations; f and ``noise_variance_`` are those of
-        constant noise. "auto" does with ``kernel=None`` and `likelihood_` "gaussian", of 100
-        observations of one target or more, where errors left out, of up to 5000, are clearly
-        likelier then; not of streams, rows in blocks, principal components or relevance vectors,
-        nor where some rows repeat far more often than others.
+        Whether variances depend on x: that of Gaussian noise, of y or of log y, is multiplied by a
+        function of x (`predict_noise_variance`), and that of f by its power of 0, 1/2 or 1,
+        whichever is likeliest, learned from the errors of up to 1000 observations. Means and
+        ``noise_variance_`` are those of constant variances. "auto" does with ``kernel=None``, of
+        100 observations of one target or more, where observations held out, of up to 4000, are
+        clearly likelier then; not of streams, rows in blocks, principal components or relevance
+        vectors, nor where some rows repeat far more often than others.
     """
 
     _noise_constraints: dict[str, list[Any]] = {
@@ -224,7 +225,7 @@ class VaryingNoise(LogScale):
         super()._check_parameters(stream=stream)
         if self.heteroscedastic is not True:
             return
-        if self.likelihood not in ("auto", "gaussian") or not self._learns_noise:
+        if not (self._has_gaussian_name and self._learns_noise):
             raise ValueError(
                 f"heteroscedastic=True is of Gaussian noise that is learned; got "
                 f"likelihood={self.likelihood!r}, optimizer={self.optimizer!r} and "
@@ -252,7 +253,7 @@ class VaryingNoise(LogScale):
     def _may_vary(self, data: Data) -> bool:
         """Whether to ask the errors of a process of constant noise."""
         if self.heteroscedastic == "auto":
-            asked = self.kernel is None and self._has_gaussian_name and not self._of_log
+            asked = self.kernel is None and self._has_gaussian_name
             # Between relevance vectors variances of f are too small, and of noise stand for them.
             asked &= getattr(self, "basis", None) != "relevance"
             if not asked or len(data) < defaults.NOISE_LEAST_ROWS:

@@ -154,6 +154,19 @@ def test_logs_are_an_alternative():
     assert model.likelihood_ == "gaussian" and not is_constant(model)
 
 
+def test_noise_of_logs_may_vary_too(rows):
+    X, z = problem()
+    y = np.exp(0.1 * z)
+    model = skgp.QSGPRegressor(likelihood="lognormal", random_state=0).fit(X, y)
+    mean, var = model.latent_mean_and_variance(rows)
+    noise = model.predict_noise_variance(rows)
+    assert noise.max() > 4 * noise.min()
+    law, tried = norm(mean, np.sqrt(var + noise)), np.exp(mean + 0.3)
+    np.testing.assert_allclose(model.predict_interval(rows), np.exp(law.interval(0.95)), rtol=1e-9)
+    expected = law.logpdf(np.log(tried)) - np.log(tried)
+    np.testing.assert_allclose(model.log_predictive_density(rows, tried), expected, rtol=1e-9)
+
+
 @pytest.mark.parametrize("copies", [False, True])
 def test_rows_in_another_order_and_copies_of_them_say_the_same(copies, rows):
     X, y = problem()
@@ -178,7 +191,7 @@ def test_units_are_without_effect(unit, rows):
 
 
 @pytest.mark.parametrize(
-    "parameters", [{"likelihood": "lognormal"}, {"kernel": RBF() + WhiteKernel(0.1, "fixed")}]
+    "parameters", [{"likelihood": "laplace"}, {"kernel": RBF() + WhiteKernel(0.1, "fixed")}]
 )
 def test_noise_that_is_not_learned_or_not_gaussian_is_refused(parameters):
     model = skgp.QSGPRegressor(heteroscedastic=True, **parameters)
