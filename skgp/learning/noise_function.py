@@ -20,8 +20,7 @@ of g is Laplace's approximation, at its mode with the expected curvature
           \omega_i = \frac{\gamma v_i e^{\gamma g_i} + \sigma^2 e^{g_i}}
           {v_i e^{\gamma g_i} + \sigma^2 e^{g_i}},
 
-as the observed one is negative where an error is small; :math:`\gamma`, a and c are the likeliest
-of a few. Variances are means, as :math:`\sigma^2 E[e^g] = \sigma^2 e^{m + s^2 / 2}`: where little
+as the observed one is negative where an error is small; a and c are the likeliest of a few. Variances are means, as :math:`\sigma^2 E[e^g] = \sigma^2 e^{m + s^2 / 2}`: where little
 is known of g they are greater.
 
 Errors of a smoother process, of an RBF kernel, may tell more: what is rough is noise to it.
@@ -56,7 +55,7 @@ References
 import math
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import chain, product
+from itertools import product
 from typing import Any, cast
 
 import numpy as np
@@ -119,18 +118,18 @@ def learn_noise_function(kernel: Any, data: Data, smoother: Any = None) -> Noise
     """Of y (n,), none merged, and the kernel of the fit, with noise: from the errors of some.
 
     With `smoother`, a kernel to maximise the evidence of, None unless observations held out are
-    clearly likelier by it, as the fitted process predicts them: by g of its own errors, or else
-    of those of the smoother process, to which more of what varies is noise. ``O(m^3)`` some 100
-    times, or 200, of m errors.
+    clearly likelier by it, as the fitted process predicts them: by g of its own errors, of each
+    gamma from the likeliest on, or else of those of the smoother process, to which more of what
+    varies is noise. ``O(m^3)`` some 100 to 300 times, of m errors.
     """
     split = Split(data)
     try:
-        found = split.posterior(kernel)
-        if smoother is None or split.is_likelier(kernel, kernel, found):
-            return found.function
+        for found in split.posteriors(kernel):
+            if smoother is None or split.is_likelier(kernel, kernel, found):
+                return found.function
         some = data.take(split.rows[: defaults.NOISE_ROWS[0]])
         other = maximise_evidence(smoother, some, max_iter=defaults.LOG_ITER)[0].kernel
-        found = split.posterior(other)
+        found = split.posteriors(other)[0]
         return found.function if split.is_likelier(kernel, other, found) else None
     except NotPositiveDefiniteError:
         return None
@@ -240,12 +239,12 @@ class PosteriorOfLogs:
         return [PosteriorOfLogs(prior, errors, *at) for at in zip(grid, alphas, strict=True)]
 
     @staticmethod
-    def likeliest(errors: Errors, prior: PriorOfLogs) -> "PosteriorOfLogs":
-        """Of all gamma, c and a."""
+    def likeliest(errors: Errors, prior: PriorOfLogs) -> "list[PosteriorOfLogs]":
+        """Of each gamma that of the likeliest c and a, the likeliest first."""
         grid = list(product(defaults.NOISE_STRETCHES, defaults.NOISE_AMPLITUDES))
         each = [replace(errors, exponent=exponent) for exponent in defaults.NOISE_EXPONENTS]
-        fits = chain.from_iterable(PosteriorOfLogs.of(errors, prior, grid) for errors in each)
-        return max(fits, key=lambda fit: fit.evidence)
+        fits = [max(PosteriorOfLogs.of(e, prior, grid), key=lambda fit: fit.evidence) for e in each]
+        return sorted(fits, key=lambda fit: -fit.evidence)
 
     @cached_property
     def function(self) -> NoiseFunction:
@@ -269,8 +268,8 @@ class Split:
         if n <= defaults.NOISE_FOLDED:
             self.folds = order.tensor_split(defaults.NOISE_FOLDS)
 
-    def posterior(self, kernel: Any) -> PosteriorOfLogs:
-        """The likeliest, from errors of a process."""
+    def posteriors(self, kernel: Any) -> list[PosteriorOfLogs]:
+        """From errors of a process, the likeliest first."""
         return PosteriorOfLogs.likeliest(*self._errors(kernel, self.rows[:0]))
 
     def is_likelier(self, kernel: Any, other: Any, found: PosteriorOfLogs) -> bool:
@@ -308,7 +307,7 @@ class Split:
 def are_likelier(
     error: Tensor, constant: Tensor, varying: Tensor, weight: Tensor | None = None
 ) -> bool:
-    """Whether errors (n,) are clearly likelier, as normal ones and robustly, by varying variances."""
+    """Whether errors (n,) are clearly likelier by varying variances, as normal ones and robustly."""
     options = {"weight": weight, "n_errors": defaults.NOISE_ERRORS}
     return all(
         improves(losses(error, varying), losses(error, constant), **options)

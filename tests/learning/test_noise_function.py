@@ -224,7 +224,7 @@ def test_what_is_held_out_tells_nothing_of_the_variances_by_which_it_is_judged()
     data = problem(150)
     kernel = maximise_evidence(KERNEL, data, max_iter=30)[0].kernel
     split = Split(data)
-    found, held = split.posterior(kernel), split.folds[1]
+    found, held = split.posteriors(kernel)[0], split.folds[1]
     error, *variances = split.predicted(kernel, kernel, found, held)
     data.y[held] += 1.0
     other, *same = Split(data).predicted(kernel, kernel, found, held)
@@ -260,10 +260,30 @@ def test_an_amplitude_that_varies_is_found():
     assert high - low > 4  # 9.2 of the truth, towards 0 by the prior
 
 
+@pytest.mark.parametrize("accepted", [0, 1, 2, 3])
+def test_the_likeliest_that_what_is_held_out_supports_is_taken(monkeypatch, accepted):
+    """Of three powers of the own errors, and then the likeliest of a smoother process's."""
+    data, tried = problem(60), []
+    kernel = maximise_evidence(KERNEL, data, max_iter=30)[0].kernel
+
+    def is_likelier(split, own, other, found):
+        assert own is kernel
+        tried.append((other is kernel, found))
+        return len(tried) == accepted + 1
+
+    monkeypatch.setattr(Split, "is_likelier", is_likelier)
+    function = learn_noise_function(kernel, data, Matern(0.5, nu=1.5) + WhiteKernel(0.1))
+    assert [own for own, _ in tried] == [True, True, True, False][: accepted + 1]
+    assert function is tried[-1][1].function
+    evidence = [found.evidence for own, found in tried if own]
+    assert evidence == sorted(evidence, reverse=True)
+    assert len({found.errors.exponent for own, found in tried if own}) == len(evidence)
+
+
 def test_errors_of_a_smoother_process_tell_where_a_rough_one_explains_noise():
     kernel, data = Matern(0.02, nu=0.5) + WhiteKernel(0.01), problem(100, seed=3)
     split = Split(data)
-    assert not split.is_likelier(kernel, kernel, split.posterior(kernel))
+    assert not any(split.is_likelier(kernel, kernel, each) for each in split.posteriors(kernel))
     function = learn_noise_function(kernel, data, KERNEL)
     x = torch.tensor([[0.1], [0.9]]).double()
     low, high = function(x, function.constant)[1].tolist()
