@@ -32,13 +32,18 @@ from skgp.estimators._fitting import within_limits
 from skgp.estimators._functions import FourArrays
 from skgp.estimators._kernels import default_kernels
 from skgp.estimators._parameters import Auto, StrOptions
-from skgp.estimators._predictive import exponential_covariance
+from skgp.estimators._predictive import covariance_root, exponential_covariance
 from skgp.estimators._regression_predictions import RegressionPredictions
 from skgp.estimators.defaults import LOG_LEAST_ROWS, LOG_NATS, LOG_RATIOS, MAX_EXPONENT
 from skgp.kernels.scales import capped_weights
 from skgp.learning.markov.defaults import STRUCTURE_ROWS
 from skgp.learning.markov.series_search import Problem, evidence_near
-from skgp.learning.noise_function import NoiseFunction, learn_noise_function, logs_predict_better
+from skgp.learning.noise_function import (
+    NoiseFunction,
+    component_weights,
+    learn_noise_function,
+    logs_predict_better,
+)
 from skgp.likelihoods import Likelihood
 from skgp.linalg.runtime import to_arrays
 from skgp.models.state_space import kernel_of, series_of
@@ -328,10 +333,64 @@ class VaryingNoise(LogScale):
 
     def _joint_moments(self, X: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         mean, covariance = super()._joint_moments(X)
-        factors = self._factors_of_f(X)
-        if factors is not None:
-            covariance = covariance * np.sqrt(np.multiply.outer(factors, factors))
+        function = self._noise_function
+        if function is not None and function.exponent:
+            # E[e^(h_i + h_j)] of h = gamma g / 2
+            h, C = self._joint_logs(X, function.exponent / 2)
+            h = h + 0.5 * C.diagonal()
+            covariance = covariance * np.exp(h[:, None] + h + C)
         return mean, covariance
+
+    def _joint_logs(self, X: np.ndarray, power: float) -> tuple[np.ndarray, np.ndarray]:
+        """Mean (n,) and covariance (n, n) of g times a power."""
+        function = cast(NoiseFunction, self._noise_function)
+        mean, covariance = to_arrays(*function.joint_moments(to_tensor(X)))
+        return power * mean, power**2 * covariance
+
+    def _latent_samples(
+        self, X: np.ndarray, n_samples: int, rng: np.random.RandomState
+    ) -> np.ndarray:
+        function = self._noise_function
+        if function is None or not function.exponent:
+            return super()._latent_samples(X, n_samples, rng)
+        return self._joint_draws(X, n_samples, rng)[0]
+
+    def _observation_samples(
+        self, X: np.ndarray, n_samples: int, rng: np.random.RandomState, **offset: np.ndarray
+    ) -> np.ndarray:
+        if self._noise_function is None:
+            return super()._observation_samples(X, n_samples, rng, **offset)
+        f, g = self._joint_draws(X, n_samples, rng)
+        logs = self._noise_function.of_noise(torch.from_numpy(g), self._noise_variance).numpy()
+        noise = self._noise_variance * np.exp(logs)
+        return f + np.sqrt(noise) * rng.standard_normal(f.shape)
+
+    def _joint_draws(
+        self, X: np.ndarray, n_samples: int, rng: np.random.RandomState
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Of f and of g at the rows of X, (n, n_samples) each."""
+        mean, covariance = super()._joint_moments(X)
+        g, covariance_of_g = self._joint_logs(X, 1.0)
+        draws = rng.standard_normal((2, len(X), n_samples))
+        g = g[:, None] + covariance_root(covariance_of_g) @ draws[1]
+        scale = np.exp(0.5 * cast(NoiseFunction, self._noise_function).exponent * g)
+        return mean[:, None] + scale * (covariance_root(covariance) @ draws[0]), g
+
+    @property
+    def _is_mixture(self) -> bool:  # type: ignore[override]
+        return self._noise_function is not None
+
+    def _components(self, X: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        function = cast(NoiseFunction, self._noise_function)
+        mean, var = super()._latent_moments(X)
+
+        def logs(rows: np.ndarray) -> tuple[np.ndarray, ...]:
+            found = function.components(to_tensor(rows), self._noise_variance)
+            return to_arrays(*(each.T for each in found))
+
+        of_f, of_noise = self._by_chunks(logs, X, 32 * len(function.X))
+        var = np.exp(of_f.T) * var + self._noise_variance * np.exp(of_noise.T)
+        return component_weights(), np.broadcast_to(mean, var.shape), var
 
     def _varied_gradients(self, X: np.ndarray, var: np.ndarray, d_var: np.ndarray) -> Any:
         if self._noise_function is None:

@@ -286,8 +286,8 @@ BATCH_NUMBERS = 2**22
 #: y) 153 take log y: .67 nats less on test rows in the mean, log RMSE .09 less, 3% of them worse in
 #: density; at 3 standard errors 119, of which 1% are.
 LOG_ERRORS, LOG_ITER = 2.0, 30
-#: Variances that vary (`tests.benchmarks.bench_noise`): powers of e^g that f has; prior variances of
-#: g, over the length scales of f times these; that of its constant; standard errors that what is
+#: Variances that vary (`tests.benchmarks.bench_noise`): powers of e^g of f; prior variances of g
+#: over the length scales of f times these; that of its constant; standard errors that what is
 #: held out must gain, as normal errors and as those of Student's t. Of 143 samples of 100 to 400
 #: rows with gross errors or those of t with 2.2 degrees of freedom, and equal noise otherwise, none
 #: is chosen; of 144 of other constant noise one, which gains; of 36 of noise that grows 27, which
@@ -300,6 +300,8 @@ NOISE_LEVEL, NOISE_ERRORS = 4.0, 2.5
 #: observations than the least, neighbours that predict each. 100 neighbours, or 20,000 that judge,
 #: are worth .01 nats on pol and house_8L for twice the seconds; 500 errors lose .1 and .3 there.
 NOISE_ROWS, NOISE_JUDGED, NOISE_NEIGHBORS = (500, 1000), 4000, 50
+#: Values of g in a mixture.
+NOISE_NODES = 16
 #: Observations up to which all are judged, in so many folds.
 NOISE_FOLDED, NOISE_FOLDS = 2000, 5
 #: Degrees of freedom, and ends (powers of ten) and number of the factors of scales, of Student's t.

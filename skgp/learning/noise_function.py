@@ -20,8 +20,9 @@ of g is Laplace's approximation, at its mode with the expected curvature
           \omega_i = \frac{\gamma v_i e^{\gamma g_i} + \sigma^2 e^{g_i}}
           {v_i e^{\gamma g_i} + \sigma^2 e^{g_i}},
 
-as the observed one is negative where an error is small; a and c are the likeliest of a few. Variances are means, as :math:`\sigma^2 E[e^g] = \sigma^2 e^{m + s^2 / 2}`: where little
-is known of g they are greater.
+as the observed one is negative where an error is small; a and c are the likeliest of a few.
+What is predicted averages over the posterior of g: variances are means, as :math:`\sigma^2 E[e^g] =
+\sigma^2 e^{m + s^2 / 2}`, densities those of mixtures of normal distributions.
 
 Errors of a smoother process, of an RBF kernel, may tell more: what is rough is noise to it.
 Whichever errors g is learned from, it must make observations that are held out of f and of g
@@ -64,6 +65,7 @@ from torch import Tensor
 from torch.distributions import StudentT
 
 from skgp.data import Data, random_rows
+from skgp.inference.gp_mixture import mixture_log_density
 from skgp.inference.neighbors.search import CandidateSearch
 from skgp.kernels.expression import split_noise
 from skgp.kernels.gram import gram, gram_diag
@@ -73,8 +75,10 @@ from skgp.learning.kernel_choice import maximise_evidence
 from skgp.learning.laplace_evidence import LaplaceEvidence, laplace_factor
 from skgp.learning.search import SearchSettings, neighbor_tiles
 from skgp.learning.selection import improves
+from skgp.likelihoods.quadrature import gauss_hermite
 from skgp.linalg import NotPositiveDefiniteError
 from skgp.linalg.cholesky import cho_inverse, jittered_cholesky, log_det, raise_diagonal_
+from skgp.linalg.runtime import to_arrays
 
 
 @dataclass(frozen=True)
@@ -93,25 +97,55 @@ class NoiseFunction:
     @cached_property
     def reduction(self) -> Tensor:
         """W^1/2 B^-1 W^1/2, (m, m)."""
-        K = self.amplitude * _correlation(self.kernel, self.X, self.X) + defaults.NOISE_LEVEL
+        K = self._prior(self.X * self.stretch, self.X)
         return self.root[:, None] * cho_inverse(laplace_factor(K, self.root)) * self.root
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if name != "reduction"}
 
     def __call__(self, X: Tensor, noise: float) -> tuple[Tensor, Tensor]:
-        """Logarithms (n,) of what multiplies variances of f and of noise at rows X (n, d).
+        """Logarithms (n,) of the mean factors of the variances of f and of noise at rows X (n, d).
 
-        Of a process whose constant noise is another: what that has more is of its approximation,
-        and the same everywhere. Differentiable in the rows; ``O(n m (m + d))``.
+        Of a process whose constant noise is another. Differentiable in the rows;
+        ``O(n m (m + d))``.
         """
-        rho = _correlation(self.kernel, X / self.stretch, self.X)
-        K = self.amplitude * rho + defaults.NOISE_LEVEL
-        mean, known = K @ self.alpha, ((K @ self.reduction) * K).sum(1)
-        var = (self.amplitude + defaults.NOISE_LEVEL - known).clamp(min=0)
-        share, power = self.constant / max(noise, self.constant), self.exponent
-        of_noise = torch.log1p(share * torch.expm1(mean + 0.5 * var))
-        return power * mean + 0.5 * power**2 * var, of_noise
+        mean, var = self.moments(X)
+        power = self.exponent
+        return power * mean + 0.5 * power**2 * var, self.of_noise(mean + 0.5 * var, noise)
+
+    def components(self, X: Tensor, noise: float) -> tuple[Tensor, Tensor]:
+        """The same (S, n) at S values of g, which have the weights `component_weights`."""
+        mean, var = self.moments(X)
+        nodes, _ = gauss_hermite(defaults.NOISE_NODES, mean)
+        g = mean + var.sqrt() * nodes[:, None]
+        return self.exponent * g, self.of_noise(g, noise)
+
+    def moments(self, X: Tensor) -> tuple[Tensor, Tensor]:
+        """Posterior mean and variance (n,) of g."""
+        K = self._prior(X, self.X)
+        known = ((K @ self.reduction) * K).sum(1)
+        return K @ self.alpha, (self.amplitude + defaults.NOISE_LEVEL - known).clamp(min=0)
+
+    def joint_moments(self, X: Tensor) -> tuple[Tensor, Tensor]:
+        """Posterior mean (n,) and covariance (n, n) of g."""
+        K = self._prior(X, self.X)
+        return K @ self.alpha, self._prior(X, X / self.stretch) - K @ self.reduction @ K.T
+
+    def of_noise(self, g: Tensor, noise: float) -> Tensor:
+        """Logarithms of factors of another constant noise: what it has more is constant.
+
+        It is of an approximation.
+        """
+        return torch.log1p(self.constant / max(noise, self.constant) * torch.expm1(g))
+
+    def _prior(self, X: Tensor, Z: Tensor) -> Tensor:
+        rho = _correlation(self.kernel, X / self.stretch, Z)
+        return self.amplitude * rho + defaults.NOISE_LEVEL
+
+
+def component_weights() -> np.ndarray:
+    """Of the values of g that a mixture has, (S,)."""
+    return gauss_hermite(defaults.NOISE_NODES, torch.zeros(1, dtype=torch.float64))[1].numpy()
 
 
 def learn_noise_function(kernel: Any, data: Data, smoother: Any = None) -> NoiseFunction | None:
@@ -276,13 +310,13 @@ class Split:
         """Whether observations that a process predicts are clearly likelier by g of another."""
         parts = [self.predicted(kernel, other, found, held) for held in self.folds]
         weight, held = self.data.weight, torch.cat(tuple(self.folds))
-        error, constant, varying = map(torch.cat, zip(*parts, strict=True))
+        error, constant, varying = (torch.cat(each, -1) for each in zip(*parts, strict=True))
         return are_likelier(error, constant, varying, None if weight is None else weight[held])
 
     def predicted(
         self, kernel: Any, other: Any, found: PosteriorOfLogs, held: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Errors of a process held out of it, and their variances: constant noise's, and by g.
+        """Errors (n,) of a process held out of it, their constant variances, and (S, n) by g.
 
         Which is learned from errors of another process, without those held out.
         """
@@ -290,7 +324,7 @@ class Split:
         errors = replace(errors, exponent=found.errors.exponent)
         (fit,) = PosteriorOfLogs.of(errors, prior, [found.theta])
         judged = Errors.of(kernel, self.data, held, self._without(held))
-        factors = fit.function(self.data.X[held], judged.constant)
+        factors = fit.function.components(self.data.X[held], judged.constant)
         return judged.error, judged.total(), judged.total(*factors)
 
     def _errors(self, kernel: Any, held: Tensor) -> tuple[Errors, PriorOfLogs]:
@@ -307,21 +341,25 @@ class Split:
 def are_likelier(
     error: Tensor, constant: Tensor, varying: Tensor, weight: Tensor | None = None
 ) -> bool:
-    """Whether errors (n,) are clearly likelier by varying variances, as normal ones and robustly."""
+    """Whether errors (n,) are clearly likelier by variances (S, n) than by others (n,).
+
+    As of a mixture of normal distributions, and as of Student's t.
+    """
     options = {"weight": weight, "n_errors": defaults.NOISE_ERRORS}
-    return all(
-        improves(losses(error, varying), losses(error, constant), **options)
-        for losses in (normal_losses, robust_losses)
+    weights = component_weights()
+    gained = improves(
+        -mixture_log_density(weights, *to_arrays(0 * varying, varying, error)),
+        -mixture_log_density(np.ones(1), *to_arrays(0 * constant[None], constant[None], error)),
+        **options,
+    )
+    mean = varying.new_tensor(weights) @ varying
+    return gained and improves(
+        robust_losses(error, mean), robust_losses(error, constant), **options
     )
 
 
-def normal_losses(error: Tensor, variance: Tensor) -> Tensor:
-    """Minus log densities (n,) of normal errors of some variances, up to a constant."""
-    return 0.5 * (variance.log() + error.square() / variance)
-
-
 def robust_losses(error: Tensor, variance: Tensor) -> Tensor:
-    """Of Student's t instead: squared scales are the variances times a constant.
+    """Minus log densities (n,) of Student's t, of squared scales a constant times the variances.
 
     That and the degrees of freedom are the likeliest of a grid.
     """

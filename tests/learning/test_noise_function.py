@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import torch
 from scipy.optimize import minimize
-from scipy.stats import norm
 from scipy.stats import t as student_t
 from sklearn.gaussian_process.kernels import RBF, Matern, WhiteKernel
 
@@ -20,8 +19,8 @@ from skgp.learning.noise_function import (
     PriorOfLogs,
     Split,
     are_likelier,
+    component_weights,
     learn_noise_function,
-    normal_losses,
     robust_losses,
 )
 from tests.same import assert_same
@@ -108,6 +107,17 @@ def test_evidence_and_predictions_are_those_of_dense_formulas(posterior):
     np.testing.assert_allclose(function(X_new, 0.02), (of_f, expected), rtol=1e-8)
     more = np.log((0.1 * np.exp(expected) + 0.3) / 0.4)
     np.testing.assert_allclose(function(X_new, 0.4), (of_f, more), rtol=1e-8)
+    # The same of g, and of the values that stand for it.
+    joint, covariance = function.joint_moments(X_new)
+    np.testing.assert_allclose(function.moments(X_new), (mean, var), rtol=1e-8)
+    np.testing.assert_allclose(joint, mean, rtol=1e-8)
+    prior = 1.5 * RBF([0.6, 1.2])(X_new.numpy()) + NOISE_LEVEL
+    known = K_new @ np.linalg.solve(K + np.diag(1 / W), K_new.T)
+    np.testing.assert_allclose(covariance, prior - known, atol=1e-8)
+    for logs, each in zip(function.components(X_new, 0.4), (of_f, more), strict=True):
+        np.testing.assert_allclose(
+            component_weights() @ np.exp(logs.numpy()), np.exp(each), rtol=1e-6
+        )
 
 
 @pytest.mark.parametrize("exponent", [0.0, 0.5, 1.0])
@@ -153,20 +163,18 @@ def test_errors_of_many_are_predicted_by_the_nearest(monkeypatch, held_out):
             assert found.noise[at] == pytest.approx(noise[i])
 
 
-def test_losses_are_of_normal_distributions_and_of_students_t():
+def test_robust_losses_are_of_students_t():
     rng = np.random.default_rng(0)
     variance = rng.uniform(0.2, 3, 300)
     error = 0.5 * np.sqrt(variance) * rng.standard_t(3, 300)
-    given = torch.from_numpy(error), torch.from_numpy(variance)
-    expected = -norm.logpdf(error, scale=variance**0.5)
-    np.testing.assert_allclose(normal_losses(*given) + 0.5 * np.log(2 * np.pi), expected)
 
     def loss(df, factor):
         return -student_t.logpdf(error, df, scale=factor * variance**0.5)
 
     grid = product(defaults.NOISE_TAILS, np.logspace(*defaults.NOISE_SCALES))
     expected = min((loss(*at) for at in grid), key=np.sum)
-    np.testing.assert_allclose(robust_losses(*given), expected, rtol=1e-9)
+    found = robust_losses(torch.from_numpy(error), torch.from_numpy(variance))
+    np.testing.assert_allclose(found, expected, rtol=1e-9)
 
 
 def test_noise_that_grows_is_found():
@@ -207,17 +215,19 @@ def test_both_kinds_of_losses_must_fall_clearly_and_by_weight():
     ones = torch.ones(200).double()
     error = torch.from_numpy(rng.standard_normal(200))
     scale = torch.where(torch.arange(200) % 2 == 0, 0.1, 1.0).double()
-    assert are_likelier(scale * error, ones, scale**2)
-    assert are_likelier(scale * error, ones, scale**2, ones)
-    assert not are_likelier(error, ones, scale**2)
+    varying = (scale**2).expand(defaults.NOISE_NODES, 200)
+    assert are_likelier(scale * error, ones, varying)
+    assert are_likelier(scale * error, ones, varying, ones)
+    assert not are_likelier(error, ones, varying)
     # Gross errors that are known to be: normal losses fall by 13 nats in the mean, those of
     # Student's t, to which the others have too great a variance now, rise.
     gross = torch.arange(200) % 20 == 0
-    assert not are_likelier(torch.where(gross, 30 * error, error), ones, 1 + 900.0 * gross + ones)
+    known = (2 + 900.0 * gross).expand(defaults.NOISE_NODES, 200)
+    assert not are_likelier(torch.where(gross, 30 * error, error), ones, known)
     # An observation that is impossible now is a matter of indifference to Student's t.
     error[0] = 100.0
-    assert not are_likelier(scale * error, ones, scale**2)
-    assert are_likelier(scale * error, ones, scale**2, torch.arange(200).double())
+    assert not are_likelier(scale * error, ones, varying)
+    assert are_likelier(scale * error, ones, varying, torch.arange(200).double())
 
 
 def test_what_is_held_out_tells_nothing_of_the_variances_by_which_it_is_judged():
