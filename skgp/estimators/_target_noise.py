@@ -211,9 +211,10 @@ class VaryingNoise(LogScale):
     heteroscedastic : bool or "auto", default="auto"
         Whether variances depend on x: that of Gaussian noise, of y or of log y, is multiplied by a
         function of x (`predict_noise_variance`), and that of f by its power of 0, 1/2 or 1,
-        whichever is likeliest, learned from the errors of up to 1000 observations. Means and
-        ``noise_variance_`` are those of constant variances. "auto" does with ``kernel=None``, of
-        100 observations of one target or more, where observations held out, of up to 4000, are
+        learned from the errors of up to 1000 observations. Means and ``noise_variance_`` are those
+        of constant variances; densities, quantiles and draws average over what is known of the
+        function, and are heavier in the tails than normal ones. "auto" does with ``kernel=None``,
+        of 100 observations of one target or more, where observations held out, of up to 4000, are
         clearly likelier then; not of streams, rows in blocks, principal components or relevance
         vectors, nor where some rows repeat far more often than others.
     """

@@ -63,7 +63,7 @@ def test_means_are_those_of_constant_noise_and_variances_of_f_times_a_function(m
 
 
 def mixture(model, rows):
-    """Weights (k,), means (n,) and variances (n, k) of y, by a fine rule over the posterior of g."""
+    """Weights (k,), means (n,) and variances (n, k) of y, over a fine grid of values of g."""
     function, scale = model._noise_function, model.y_scale_
     constant = type(model)(random_state=0, heteroscedastic=False).fit(*problem())
     mean, var = constant.latent_mean_and_variance(rows)
