@@ -304,9 +304,6 @@ NOISE_ROWS, NOISE_JUDGED, NOISE_NEIGHBORS = (500, 1000), 4000, 50
 NOISE_NODES = 16
 #: Observations up to which all are judged, in so many folds.
 NOISE_FOLDED, NOISE_FOLDS = 2000, 5
-#: Degrees of freedom, and ends (powers of ten) and number of the factors of scales, of Student's t.
-NOISE_TAILS, NOISE_SCALES = (2.0, 3.0, 5.0, 10.0, 30.0, 1000.0), (-0.9, 0.1, 21)
-
 # ---- Vecchia approximations (on satellite_temps, blocks of training observations held out)
 #: Observations of the dense evidence that a search starts from, and rows on which starts are
 #: compared.

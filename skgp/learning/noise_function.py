@@ -20,17 +20,16 @@ of g is Laplace's approximation, at its mode with the expected curvature
           \omega_i = \frac{\gamma v_i e^{\gamma g_i} + \sigma^2 e^{g_i}}
           {v_i e^{\gamma g_i} + \sigma^2 e^{g_i}},
 
-as the observed one is negative where an error is small; a and c are the likeliest of a few.
-What is predicted averages over the posterior of g: variances are means, as :math:`\sigma^2 E[e^g] =
-\sigma^2 e^{m + s^2 / 2}`, densities those of mixtures of normal distributions.
+as the observed one is negative where an error is small; :math:`\gamma`, a and c are the likeliest
+of a few. What is predicted averages over the posterior of g: variances are means, as
+:math:`\sigma^2 E[e^g] = \sigma^2 e^{m + s^2 / 2}`, densities those of mixtures of normal
+distributions, with heavier tails.
 
 Errors of a smoother process, of an RBF kernel, may tell more: what is rough is noise to it.
 Whichever errors g is learned from, it must make observations that are held out of f and of g
 likelier, as the process that has been fitted predicts them, all in five folds or some of many. An
 observation left out of g alone would not do: what errs grossly spoils the predictions of its
-neighbours, which then tell where it is. Few gross errors that happen to be neighbours count much as
-normal ones; as those of Student's t, with tails as heavy as either choice makes them, errors must
-become likelier as well.
+neighbours, which then tell where it is.
 
 The mean of f stays that of constant variance: to give observations less weight where errors are
 large, as where f is rough, makes them larger, by a third on airfoil.
@@ -56,13 +55,12 @@ References
 import math
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import product
+from itertools import chain, product
 from typing import Any, cast
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.distributions import StudentT
 
 from skgp.data import Data, random_rows
 from skgp.inference.gp_mixture import mixture_log_density
@@ -152,18 +150,18 @@ def learn_noise_function(kernel: Any, data: Data, smoother: Any = None) -> Noise
     """Of y (n,), none merged, and the kernel of the fit, with noise: from the errors of some.
 
     With `smoother`, a kernel to maximise the evidence of, None unless observations held out are
-    clearly likelier by it, as the fitted process predicts them: by g of its own errors, of each
-    gamma from the likeliest on, or else of those of the smoother process, to which more of what
-    varies is noise. ``O(m^3)`` some 100 to 300 times, of m errors.
+    clearly likelier by it, as the fitted process predicts them: by g of its own errors, or else of
+    those of the smoother process, to which more of what varies is noise. ``O(m^3)`` some 100 times,
+    or 200, of m errors.
     """
     split = Split(data)
     try:
-        for found in split.posteriors(kernel):
-            if smoother is None or split.is_likelier(kernel, kernel, found):
-                return found.function
+        found = split.posterior(kernel)
+        if smoother is None or split.is_likelier(kernel, kernel, found):
+            return found.function
         some = data.take(split.rows[: defaults.NOISE_ROWS[0]])
         other = maximise_evidence(smoother, some, max_iter=defaults.LOG_ITER)[0].kernel
-        found = split.posteriors(other)[0]
+        found = split.posterior(other)
         return found.function if split.is_likelier(kernel, other, found) else None
     except NotPositiveDefiniteError:
         return None
@@ -273,12 +271,12 @@ class PosteriorOfLogs:
         return [PosteriorOfLogs(prior, errors, *at) for at in zip(grid, alphas, strict=True)]
 
     @staticmethod
-    def likeliest(errors: Errors, prior: PriorOfLogs) -> "list[PosteriorOfLogs]":
-        """Of each gamma that of the likeliest c and a, the likeliest first."""
+    def likeliest(errors: Errors, prior: PriorOfLogs) -> "PosteriorOfLogs":
+        """Of all gamma, c and a."""
         grid = list(product(defaults.NOISE_STRETCHES, defaults.NOISE_AMPLITUDES))
         each = [replace(errors, exponent=exponent) for exponent in defaults.NOISE_EXPONENTS]
-        fits = [max(PosteriorOfLogs.of(e, prior, grid), key=lambda fit: fit.evidence) for e in each]
-        return sorted(fits, key=lambda fit: -fit.evidence)
+        fits = chain.from_iterable(PosteriorOfLogs.of(errors, prior, grid) for errors in each)
+        return max(fits, key=lambda fit: fit.evidence)
 
     @cached_property
     def function(self) -> NoiseFunction:
@@ -302,8 +300,8 @@ class Split:
         if n <= defaults.NOISE_FOLDED:
             self.folds = order.tensor_split(defaults.NOISE_FOLDS)
 
-    def posteriors(self, kernel: Any) -> list[PosteriorOfLogs]:
-        """From errors of a process, the likeliest first."""
+    def posterior(self, kernel: Any) -> PosteriorOfLogs:
+        """The likeliest, from errors of a process."""
         return PosteriorOfLogs.likeliest(*self._errors(kernel, self.rows[:0]))
 
     def is_likelier(self, kernel: Any, other: Any, found: PosteriorOfLogs) -> bool:
@@ -341,33 +339,10 @@ class Split:
 def are_likelier(
     error: Tensor, constant: Tensor, varying: Tensor, weight: Tensor | None = None
 ) -> bool:
-    """Whether errors (n,) are clearly likelier by variances (S, n) than by others (n,).
-
-    As of a mixture of normal distributions, and as of Student's t.
-    """
-    options = {"weight": weight, "n_errors": defaults.NOISE_ERRORS}
-    weights = component_weights()
-    gained = improves(
-        -mixture_log_density(weights, *to_arrays(0 * varying, varying, error)),
-        -mixture_log_density(np.ones(1), *to_arrays(0 * constant[None], constant[None], error)),
-        **options,
-    )
-    mean = varying.new_tensor(weights) @ varying
-    return gained and improves(
-        robust_losses(error, mean), robust_losses(error, constant), **options
-    )
-
-
-def robust_losses(error: Tensor, variance: Tensor) -> Tensor:
-    """Minus log densities (n,) of Student's t, of squared scales a constant times the variances.
-
-    That and the degrees of freedom are the likeliest of a grid.
-    """
-    options: dict[str, Any] = {"dtype": error.dtype, "device": error.device}
-    df = torch.tensor(defaults.NOISE_TAILS, **options)[:, None]
-    scale = torch.logspace(*defaults.NOISE_SCALES, **options)[:, None, None] * variance.sqrt()
-    log_prob = StudentT(df, scale=scale, validate_args=False).log_prob(error).flatten(0, 1)
-    return -log_prob[log_prob.sum(-1).argmax()]
+    """Whether errors (n,) are clearly likelier by variances (S, n) than by others (n,)."""
+    new = -mixture_log_density(component_weights(), *to_arrays(0 * varying, varying, error))
+    old = 0.5 * ((2 * math.pi * constant).log() + error.square() / constant)
+    return improves(new, old, weight=weight, n_errors=defaults.NOISE_ERRORS)
 
 
 def _correlation(kernel: Any, X: Tensor, Z: Tensor) -> Tensor:

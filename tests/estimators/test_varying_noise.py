@@ -244,6 +244,23 @@ def test_errors_are_those_of_the_process_that_predicts():
     assert np.mean(((y[200:] - mean) / std) ** 2) < 1.5
 
 
+@pytest.mark.parametrize("seed", [1, 5, 7, 19])
+def test_gross_errors_mislead_nobody(seed):
+    """One in 25 is twelve times as large: where variances vary, it is for heavier tails."""
+
+    def draw(n):
+        X = rng.uniform(size=(n, 1))
+        noise = rng.standard_normal(n) * np.where(rng.uniform(size=n) < 0.04, 12, 1)
+        return X, np.sin(6 * X[:, 0]) + 0.1 * noise
+
+    rng = np.random.default_rng(seed)
+    X, y = draw(120)
+    models = (skgp.QSGPRegressor(heteroscedastic=h, random_state=0) for h in (False, "auto"))
+    new = draw(2000)
+    constant, varying = (model.fit(X, y).log_predictive_density(*new).mean() for model in models)
+    assert varying > constant - 0.01
+
+
 def test_noise_far_off_is_finite_whatever_the_kernel(rows):
     X, y = problem()
     kernel = RBF([0.3, 1.0]) + DotProduct() + WhiteKernel(0.1)
