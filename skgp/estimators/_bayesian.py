@@ -17,7 +17,6 @@ from skgp.estimators._bayesian_fitting import (
 )
 from skgp.estimators._fitting import within_limits
 from skgp.estimators._parameters import Interval, StrOptions, keep_parameters, options
-from skgp.inference.gp_mixture import mixture_log_density, mixture_quantiles
 
 
 class BayesianGPRegressor(BayesianFitting):
@@ -294,14 +293,7 @@ class BayesianGPRegressor(BayesianFitting):
     def _observation_samples(self, X, n_samples, rng, **offset):
         return self._state.draws(X, n_samples, rng, noise=True)
 
-    def _quantiles(self, X, levels, **offset):
-        return self._by_chunks(lambda rows: mixture_quantiles(*self._components(rows), levels), X)
-
-    def _log_density(self, X, z, **offset):
-        return self._by_chunks(
-            lambda rows: mixture_log_density(*self._components(rows[:, :-1]), rows[:, -1]),
-            np.column_stack([X, z]),
-        )
+    _is_mixture = True
 
     def _components(self, X: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Weights (S,), means and variances (S, n) of z under each sample."""

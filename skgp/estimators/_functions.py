@@ -75,7 +75,7 @@ class LatentFunction(LikelihoodPredictive, BaseGP):
         """
         X = self._validate_prediction(X)
         check_joint_memory(len(X), "Ask for fewer of them at once", np.size(self.y_scale_))
-        mean, covariance = self._latent_mean_and_covariance(X)
+        mean, covariance = self._joint_moments(X)
         return self._to_y(mean), of_targets(covariance, self.y_scale_**2)
 
     @over_rows
@@ -110,6 +110,10 @@ class LatentFunction(LikelihoodPredictive, BaseGP):
     def _latent_mean_and_covariance(self, X: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return the posterior mean, (n,) or (n, t), and covariance (n, n) of f."""
 
+    def _joint_moments(self, X: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return the same of a process whose variance may depend on x."""
+        return self._latent_mean_and_covariance(X)
+
     @abstractmethod
     def _moment_tensors(self, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the posterior mean and variance of f, (n,), at rows (n, d) on its device.
@@ -129,7 +133,7 @@ class LatentFunction(LikelihoodPredictive, BaseGP):
     ) -> np.ndarray:
         """Return joint draws of f at the rows of X, (n, n_samples) or (n, t, n_samples); O(n^3)."""
         check_joint_memory(len(X), "Draw at fewer of them at once")
-        mean, covariance = self._latent_mean_and_covariance(X)
+        mean, covariance = self._joint_moments(X)
         draws = rng.standard_normal((*mean.shape, n_samples))
         spread = covariance_root(covariance) @ draws.reshape(len(X), -1)
         return mean[..., None] + spread.reshape(draws.shape)
@@ -153,9 +157,12 @@ class LatentFunction(LikelihoodPredictive, BaseGP):
         slopes = [_gradient(column.sum(), rows) for column in mean.T]
         return to_arrays(mean, var[:, None], torch.stack(slopes, 1), d_var[:, None])
 
-    def _noise_gradients(self, X: np.ndarray) -> np.ndarray | float:
-        """Return the gradients (n, d) of the variance of noise that is added to z."""
-        return 0.0
+    def _varied_gradients(self, X: np.ndarray, var: np.ndarray, d_var: np.ndarray) -> Any:
+        """Return variances of f and their gradients, and those of noise that is added to z.
+
+        Where they depend on x beside what the posterior of a stationary process has.
+        """
+        return var, d_var, 0.0
 
     def _predictive_gradients(self, X: np.ndarray, **offset: np.ndarray) -> FourArrays:
         """Return mean and std of y, (n,) or (n, t), and their gradients in X with an axis more."""
@@ -163,7 +170,7 @@ class LatentFunction(LikelihoodPredictive, BaseGP):
             self._latent_gradients, X, self._graph_bytes_per_row()
         )
         d_var[var < 0] = 0.0  # which are clipped
-        var = clip_variance(var)
+        var, d_var, of_noise = self._varied_gradients(X, clip_variance(var), d_var)
         slopes = self._moment_slopes(mean, var, **offset)
         mean, var = self._predictive_moments(mean, var, **offset)
         if slopes is not None:
@@ -171,8 +178,7 @@ class LatentFunction(LikelihoodPredictive, BaseGP):
                 a[:, None] * d_mean + b[:, None] * d_var for a, b in (slopes[:2], slopes[2:])
             )
             d_mean, d_var = by_mean, by_var
-        d_var += self._noise_gradients(X)
-        return self._observed_gradients(mean, var, d_mean, d_var)
+        return self._observed_gradients(mean, var, d_mean, d_var + of_noise)
 
 
 def check_gradients_asked(return_std: bool, return_cov: bool, return_std_grad: bool) -> None:

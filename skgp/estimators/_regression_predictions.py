@@ -16,6 +16,7 @@ from skgp.estimators._fitting import within_limits
 from skgp.estimators._functions import check_gradients_asked
 from skgp.estimators._regression_data import RegressionData
 from skgp.estimators._validation import check_joint_memory, check_n_samples, checked_levels, ends_of
+from skgp.inference.gp_mixture import mixture_log_density, mixture_quantiles
 
 
 class RegressionPredictions(RegressorMixin, RegressionData):
@@ -88,9 +89,7 @@ class RegressionPredictions(RegressorMixin, RegressionData):
         if return_cov:
             remedy = "Ask for fewer of them at once, or for return_std=True"
             check_joint_memory(len(X), remedy, np.size(self.y_scale_))
-            mean, covariance = self._predictive_covariance(
-                *self._latent_mean_and_covariance(X), **offset
-            )
+            mean, covariance = self._predictive_covariance(*self._joint_moments(X), **offset)
             return self._observed_mean(mean), self._observed_covariance(mean, covariance)
         if return_mean_grad or return_std_grad:
             found = self._predictive_gradients(X, **offset)
@@ -254,12 +253,28 @@ class RegressionPredictions(RegressorMixin, RegressionData):
         mean, var = super()._latent_moments(X)
         return mean, var if var.ndim == mean.ndim else var[:, None]
 
+    #: Whether z is a mixture of normal distributions, `_components`, and not as `_likelihood` says.
+    _is_mixture = False
+
+    def _components(self, X: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return weights (S,), means and variances (S, n) of the mixture that z is of."""
+        raise NotImplementedError
+
     def _quantiles(self, X: np.ndarray, levels: np.ndarray, **offset: np.ndarray) -> np.ndarray:
         """Return the quantiles of z at the rows of X, shape (n, q)."""
+        if self._is_mixture:
+            return self._by_chunks(
+                lambda rows: mixture_quantiles(*self._components(rows), levels), X
+            )
         return self._predictive_quantiles(*self._latent_moments(X), levels, **offset)
 
     def _log_density(self, X: np.ndarray, z: np.ndarray, **offset: np.ndarray) -> np.ndarray:
         """Return log p(z) of each row of X and its z, shape (n,)."""
+        if self._is_mixture:
+            return self._by_chunks(
+                lambda rows: mixture_log_density(*self._components(rows[:, :-1]), rows[:, -1]),
+                np.column_stack([X, z]),
+            )
         return self._predictive_log_density(z, *self._latent_moments(X), **offset)
 
     def _observation_samples(

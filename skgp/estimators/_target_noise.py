@@ -16,7 +16,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -32,14 +32,20 @@ from skgp.estimators._fitting import within_limits
 from skgp.estimators._functions import FourArrays
 from skgp.estimators._kernels import default_kernels
 from skgp.estimators._parameters import Auto, StrOptions
-from skgp.estimators._predictive import exponential_covariance
+from skgp.estimators._predictive import covariance_root, exponential_covariance
 from skgp.estimators._regression_predictions import RegressionPredictions
 from skgp.estimators.defaults import LOG_LEAST_ROWS, LOG_NATS, LOG_RATIOS, MAX_EXPONENT
 from skgp.kernels.scales import capped_weights
 from skgp.learning.markov.defaults import STRUCTURE_ROWS
 from skgp.learning.markov.series_search import Problem, evidence_near
-from skgp.learning.noise_function import NoiseFunction, learn_noise_function, logs_predict_better
+from skgp.learning.noise_function import (
+    NoiseFunction,
+    component_weights,
+    learn_noise_function,
+    logs_predict_better,
+)
 from skgp.likelihoods import Likelihood
+from skgp.linalg.runtime import to_arrays
 from skgp.models.state_space import kernel_of, series_of
 from skgp.samplers.diagnostics import effective_sample_size
 
@@ -198,17 +204,19 @@ def check_positive_targets(y: np.ndarray, remedy: str) -> None:
 
 
 class VaryingNoise(LogScale):
-    """A regressor with Gaussian noise whose variance may depend on x.
+    """A regressor with Gaussian noise whose variance, and that of f, may depend on x.
 
     Parameters
     ----------
     heteroscedastic : bool or "auto", default="auto"
-        Whether the variance of Gaussian noise is a function of x (`predict_noise_variance`),
-        learned from the errors of up to 1000 observations; f and ``noise_variance_`` are those of
-        constant noise. "auto" does with ``kernel=None`` and `likelihood_` "gaussian", of 100
-        observations of one target or more, where errors left out, of up to 5000, are clearly
-        likelier then; not of streams, rows in blocks, principal components or relevance vectors,
-        nor where some rows repeat far more often than others.
+        Whether variances depend on x: that of Gaussian noise, of y or of log y, is multiplied by a
+        function of x (`predict_noise_variance`), and that of f by its power of 0, 1/2 or 1,
+        learned from the errors of up to 1000 observations. Means and ``noise_variance_`` are those
+        of constant variances; densities, quantiles and draws average over what is known of the
+        function, and are heavier in the tails than normal ones. "auto" does with ``kernel=None``,
+        of 100 observations of one target or more, where observations held out, of up to 4000, are
+        clearly likelier then; not of streams, rows in blocks, principal components or relevance
+        vectors, nor where some rows repeat far more often than others.
     """
 
     _noise_constraints: dict[str, list[Any]] = {
@@ -223,7 +231,7 @@ class VaryingNoise(LogScale):
         super()._check_parameters(stream=stream)
         if self.heteroscedastic is not True:
             return
-        if self.likelihood not in ("auto", "gaussian") or not self._learns_noise:
+        if not (self._has_gaussian_name and self._learns_noise):
             raise ValueError(
                 f"heteroscedastic=True is of Gaussian noise that is learned; got "
                 f"likelihood={self.likelihood!r}, optimizer={self.optimizer!r} and "
@@ -251,7 +259,7 @@ class VaryingNoise(LogScale):
     def _may_vary(self, data: Data) -> bool:
         """Whether to ask the errors of a process of constant noise."""
         if self.heteroscedastic == "auto":
-            asked = self.kernel is None and self._has_gaussian_name and not self._of_log
+            asked = self.kernel is None and self._has_gaussian_name
             # Between relevance vectors variances of f are too small, and of noise stand for them.
             asked &= getattr(self, "basis", None) != "relevance"
             if not asked or len(data) < defaults.NOISE_LEAST_ROWS:
@@ -301,24 +309,109 @@ class VaryingNoise(LogScale):
         if function is None:
             return offset
 
-        def log_noise(rows: np.ndarray) -> np.ndarray:
-            return function(to_tensor(rows), self._noise_variance).numpy()
+        return {"offset": self._logs_of_factors(X)[1]}
 
-        return {"offset": self._by_chunks(log_noise, X, 32 * len(function.X))}
+    def _logs_of_factors(self, X: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Of the variances of f and of noise at the rows of X, (n,) each."""
+        function = cast(NoiseFunction, self._noise_function)
 
-    def _noise_gradients(self, X: np.ndarray) -> np.ndarray | float:
+        def logs(rows: np.ndarray) -> tuple[np.ndarray, ...]:
+            return to_arrays(*function(to_tensor(rows), self._noise_variance))
+
+        return self._by_chunks(logs, X, 32 * len(function.X))
+
+    def _factors_of_f(self, X: np.ndarray) -> np.ndarray | None:
+        """Of the variances of f at the rows of X, (n,); None where they are constant."""
+        function = self._noise_function
+        if function is None or not function.exponent:
+            return None
+        return np.exp(self._logs_of_factors(X)[0])
+
+    def _latent_moments(self, X: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        mean, var = super()._latent_moments(X)
+        factors = self._factors_of_f(X)
+        return mean, var if factors is None else factors * var
+
+    def _joint_moments(self, X: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        mean, covariance = super()._joint_moments(X)
+        function = self._noise_function
+        if function is not None and function.exponent:
+            # E[e^(h_i + h_j)] of h = gamma g / 2
+            h, C = self._joint_logs(X, function.exponent / 2)
+            h = h + 0.5 * C.diagonal()
+            covariance = covariance * np.exp(h[:, None] + h + C)
+        return mean, covariance
+
+    def _joint_logs(self, X: np.ndarray, power: float) -> tuple[np.ndarray, np.ndarray]:
+        """Mean (n,) and covariance (n, n) of g times a power."""
+        function = cast(NoiseFunction, self._noise_function)
+        mean, covariance = to_arrays(*function.joint_moments(to_tensor(X)))
+        return power * mean, power**2 * covariance
+
+    def _latent_samples(
+        self, X: np.ndarray, n_samples: int, rng: np.random.RandomState
+    ) -> np.ndarray:
+        function = self._noise_function
+        if function is None or not function.exponent:
+            return super()._latent_samples(X, n_samples, rng)
+        return self._joint_draws(X, n_samples, rng)[0]
+
+    def _observation_samples(
+        self, X: np.ndarray, n_samples: int, rng: np.random.RandomState, **offset: np.ndarray
+    ) -> np.ndarray:
         if self._noise_function is None:
-            return super()._noise_gradients(X)
+            return super()._observation_samples(X, n_samples, rng, **offset)
+        f, g = self._joint_draws(X, n_samples, rng)
+        logs = self._noise_function.of_noise(torch.from_numpy(g), self._noise_variance).numpy()
+        noise = self._noise_variance * np.exp(logs)
+        return f + np.sqrt(noise) * rng.standard_normal(f.shape)
+
+    def _joint_draws(
+        self, X: np.ndarray, n_samples: int, rng: np.random.RandomState
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Of f and of g at the rows of X, (n, n_samples) each."""
+        mean, covariance = super()._joint_moments(X)
+        g, covariance_of_g = self._joint_logs(X, 1.0)
+        draws = rng.standard_normal((2, len(X), n_samples))
+        g = g[:, None] + covariance_root(covariance_of_g) @ draws[1]
+        scale = np.exp(0.5 * cast(NoiseFunction, self._noise_function).exponent * g)
+        return mean[:, None] + scale * (covariance_root(covariance) @ draws[0]), g
+
+    @property
+    def _is_mixture(self) -> bool:  # type: ignore[override]
+        return self._noise_function is not None
+
+    def _components(self, X: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        function = cast(NoiseFunction, self._noise_function)
+        mean, var = super()._latent_moments(X)
+
+        def logs(rows: np.ndarray) -> tuple[np.ndarray, ...]:
+            found = function.components(to_tensor(rows), self._noise_variance)
+            return to_arrays(*(each.T for each in found))
+
+        of_f, of_noise = self._by_chunks(logs, X, 32 * len(function.X))
+        var = np.exp(of_f.T) * var + self._noise_variance * np.exp(of_noise.T)
+        return component_weights(), np.broadcast_to(mean, var.shape), var
+
+    def _varied_gradients(self, X: np.ndarray, var: np.ndarray, d_var: np.ndarray) -> Any:
+        if self._noise_function is None:
+            return super()._varied_gradients(X, var, d_var)
         function = self._noise_function
 
-        def gradients(X: np.ndarray) -> np.ndarray:
+        def gradients(X: np.ndarray) -> tuple[np.ndarray, ...]:
             rows = to_tensor(X).clone().requires_grad_()
             with torch.enable_grad():
-                total = torch.exp(function(rows, self._noise_variance)).sum()
-            return torch.autograd.grad(total, rows)[0].numpy()
+                factors = [logs.exp() for logs in function(rows, self._noise_variance)]
+            slopes = [
+                torch.autograd.grad(each.sum(), rows, retain_graph=True)[0] for each in factors
+            ]
+            return to_arrays(factors[0], *slopes)
 
-        slopes = self._by_chunks(gradients, X, 8 * defaults.GRAPH_COPIES * len(function.X))
-        return self._in_units_of_columns(X, self._noise_variance * slopes)
+        size = 8 * defaults.GRAPH_COPIES * len(function.X)
+        of_f, *slopes = self._by_chunks(gradients, X, size)
+        by_f, by_noise = (self._in_units_of_columns(X, slope) for slope in slopes)
+        d_var = of_f[:, None] * d_var + var[:, None] * by_f
+        return of_f * var, d_var, self._noise_variance * by_noise
 
 
 Found = tuple[Kernel, torch.Tensor]

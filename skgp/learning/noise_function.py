@@ -1,12 +1,15 @@
 r"""What noise is like: of a variance that depends on the input [1]_, or added to log y.
 
-.. math:: y_i = f(x_i) + \varepsilon_i, \qquad \varepsilon_i \sim N(0, \sigma^2 e^{g(x_i)}),
+.. math:: y_i = e^{\gamma g(x_i) / 2} f(x_i) + e^{g(x_i) / 2} \varepsilon_i, \qquad
+          \varepsilon_i \sim N(0, \sigma^2),
 
-with a process g beside f. As in [2]_ the two are learned in turn, and in one round: the process of
-constant noise that has been fitted predicts each of some observations from all others, of many the
-nearest, with an error :math:`r_i` and a variance :math:`v_i` of f, and then
+with a process g beside f: at :math:`\gamma = 0` the noise alone varies, at 1 the amplitude of f as
+much, as where it is rough here and flat there [5]_. As in [2]_ the two are learned in turn, and in
+one round: the process of constant variance that has been fitted predicts each of some observations
+from all others, of many the nearest, with an error :math:`r_i` and a variance :math:`v_i` of f, and
+with g nearly constant among these
 
-.. math:: r_i \mid g \sim N(0, v_i + \sigma^2 e^{g(x_i)}), \qquad
+.. math:: r_i \mid g \sim N\big(0, v_i e^{\gamma g(x_i)} + \sigma^2 e^{g(x_i)}\big), \qquad
           g \sim GP\big(0, a\,\rho(x / c, x' / c) + b\big),
 
 :math:`\rho` the correlation of f: g varies as f does, over c times its length scales. The posterior
@@ -14,20 +17,22 @@ of g is Laplace's approximation, at its mode with the expected curvature
 ([3]_, section 3.4)
 
 .. math:: W_i = \tfrac12 \omega_i^2, \qquad
-          \omega_i = \sigma^2 e^{g_i} / (v_i + \sigma^2 e^{g_i}),
+          \omega_i = \frac{\gamma v_i e^{\gamma g_i} + \sigma^2 e^{g_i}}
+          {v_i e^{\gamma g_i} + \sigma^2 e^{g_i}},
 
-as the observed one is negative where an error is small; a and c are the likeliest of a few. The
-variance of noise is its mean, :math:`\sigma^2 E[e^g] = \sigma^2 e^{m + s^2 / 2}`: where little is
-known of g it is greater.
+as the observed one is negative where an error is small; :math:`\gamma`, a and c are the likeliest
+of a few. What is predicted averages over the posterior of g: variances are means, as
+:math:`\sigma^2 E[e^g] = \sigma^2 e^{m + s^2 / 2}`, densities those of mixtures of normal
+distributions, with heavier tails.
 
-Errors of a smoother process, of an RBF kernel, tell more where f is rougher here than there: what
-is rough is noise to it. Whichever errors g is learned from, it must make those of the process that
-has been fitted likelier, each left out of g [4]_. A few gross errors that happen to be neighbours
-would do as normal ones, of which the squares count: errors of Student's t, with tails as heavy as
-those that errors of constant noise have, must become likelier as well.
+Errors of a smoother process, of an RBF kernel, may tell more: what is rough is noise to it.
+Whichever errors g is learned from, it must make observations that are held out of f and of g
+likelier, as the process that has been fitted predicts them, all in five folds or some of many. An
+observation left out of g alone would not do: what errs grossly spoils the predictions of its
+neighbours, which then tell where it is.
 
-What is predicted of f stays that of constant noise: to give observations less weight where errors
-are large, as where f is rough, makes them larger, by a third on airfoil.
+The mean of f stays that of constant variance: to give observations less weight where errors are
+large, as where f is rough, makes them larger, by a third on airfoil.
 
 Whether noise is rather added to log y than to y (`logs_predict_better`) is told by processes of
 either scale, each of which predicts some observations from all others ([3]_, section 5.4.2). The
@@ -42,22 +47,23 @@ References
 .. [2] Kersting, Plagemann, Pfaff and Burgard (2007), Most likely heteroscedastic Gaussian process
    regression.
 .. [3] Rasmussen and Williams (2006), Gaussian Processes for Machine Learning.
-.. [4] Vehtari, Mononen, Tolvanen, Sivula and Winther (2016), Bayesian leave-one-out
-   cross-validation approximations for Gaussian latent variable models.
+.. [4] Sundararajan and Keerthi (2001), Predictive approaches for choosing hyperparameters in
+   Gaussian processes.
+.. [5] Adams and Stegle (2008), Gaussian process product models for nonparametric nonstationarity.
 """
 
 import math
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import product
+from itertools import chain, product
 from typing import Any, cast
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.distributions import StudentT
 
 from skgp.data import Data, random_rows
+from skgp.inference.gp_mixture import mixture_log_density
 from skgp.inference.neighbors.search import CandidateSearch
 from skgp.kernels.expression import split_noise
 from skgp.kernels.gram import gram, gram_diag
@@ -67,18 +73,21 @@ from skgp.learning.kernel_choice import maximise_evidence
 from skgp.learning.laplace_evidence import LaplaceEvidence, laplace_factor
 from skgp.learning.search import SearchSettings, neighbor_tiles
 from skgp.learning.selection import improves
+from skgp.likelihoods.quadrature import gauss_hermite
 from skgp.linalg import NotPositiveDefiniteError
 from skgp.linalg.cholesky import cho_inverse, jittered_cholesky, log_det, raise_diagonal_
+from skgp.linalg.runtime import to_arrays
 
 
 @dataclass(frozen=True)
 class NoiseFunction:
-    r"""Logarithm of the variance of noise over its constant :math:`\sigma^2`."""
+    r"""Logarithm g of the variance of noise over its constant :math:`\sigma^2`."""
 
     kernel: Any  # of f, without noise
     X: Tensor  # (m, d), in units of c length scales
     stretch: float  # c
     amplitude: float  # a
+    exponent: float  # gamma
     alpha: Tensor  # (m,), K^-1 times the mode of g
     root: Tensor  # (m,), W^1/2
     constant: float  # sigma^2
@@ -86,44 +95,74 @@ class NoiseFunction:
     @cached_property
     def reduction(self) -> Tensor:
         """W^1/2 B^-1 W^1/2, (m, m)."""
-        K = self.amplitude * _correlation(self.kernel, self.X, self.X) + defaults.NOISE_LEVEL
+        K = self._prior(self.X * self.stretch, self.X)
         return self.root[:, None] * cho_inverse(laplace_factor(K, self.root)) * self.root
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if name != "reduction"}
 
-    def __call__(self, X: Tensor, noise: float) -> Tensor:
-        """At rows X (n, d), differentiable in them, of a process whose constant noise is another.
+    def __call__(self, X: Tensor, noise: float) -> tuple[Tensor, Tensor]:
+        """Logarithms (n,) of the mean factors of the variances of f and of noise at rows X (n, d).
 
+        Of a process whose constant noise is another. Differentiable in the rows;
         ``O(n m (m + d))``.
         """
-        rho = _correlation(self.kernel, X / self.stretch, self.X)
-        K = self.amplitude * rho + defaults.NOISE_LEVEL
-        var = self.amplitude + defaults.NOISE_LEVEL - ((K @ self.reduction) * K).sum(1)
-        return _beside(noise, K @ self.alpha + 0.5 * var.clamp(min=0), self.constant)
+        mean, var = self.moments(X)
+        power = self.exponent
+        return power * mean + 0.5 * power**2 * var, self.of_noise(mean + 0.5 * var, noise)
+
+    def components(self, X: Tensor, noise: float) -> tuple[Tensor, Tensor]:
+        """The same (S, n) at S values of g, which have the weights `component_weights`."""
+        mean, var = self.moments(X)
+        nodes, _ = gauss_hermite(defaults.NOISE_NODES, mean)
+        g = mean + var.sqrt() * nodes[:, None]
+        return self.exponent * g, self.of_noise(g, noise)
+
+    def moments(self, X: Tensor) -> tuple[Tensor, Tensor]:
+        """Posterior mean and variance (n,) of g."""
+        K = self._prior(X, self.X)
+        known = ((K @ self.reduction) * K).sum(1)
+        return K @ self.alpha, (self.amplitude + defaults.NOISE_LEVEL - known).clamp(min=0)
+
+    def joint_moments(self, X: Tensor) -> tuple[Tensor, Tensor]:
+        """Posterior mean (n,) and covariance (n, n) of g."""
+        K = self._prior(X, self.X)
+        return K @ self.alpha, self._prior(X, X / self.stretch) - K @ self.reduction @ K.T
+
+    def of_noise(self, g: Tensor, noise: float) -> Tensor:
+        """Logarithms of factors of another constant noise: what it has more is constant.
+
+        It is of an approximation.
+        """
+        return torch.log1p(self.constant / max(noise, self.constant) * torch.expm1(g))
+
+    def _prior(self, X: Tensor, Z: Tensor) -> Tensor:
+        rho = _correlation(self.kernel, X / self.stretch, Z)
+        return self.amplitude * rho + defaults.NOISE_LEVEL
+
+
+def component_weights() -> np.ndarray:
+    """Of the values of g that a mixture has, (S,)."""
+    return gauss_hermite(defaults.NOISE_NODES, torch.zeros(1, dtype=torch.float64))[1].numpy()
 
 
 def learn_noise_function(kernel: Any, data: Data, smoother: Any = None) -> NoiseFunction | None:
     """Of y (n,), none merged, and the kernel of the fit, with noise: from the errors of some.
 
-    With `smoother`, a kernel to maximise the evidence of, None unless observations left out of g
-    are clearly likelier by it, as the fitted process predicts them: by g of its own errors, or else
-    of those of the smoother process, to which more of what varies is noise. ``O(m^3)`` some 50
-    times, or 100, of m errors.
+    With `smoother`, a kernel to maximise the evidence of, None unless observations held out are
+    clearly likelier by it, as the fitted process predicts them: by g of its own errors, or else of
+    those of the smoother process, to which more of what varies is noise. ``O(m^3)`` some 100 times,
+    or 200, of m errors.
     """
-    order = torch.randperm(len(data), generator=torch.Generator().manual_seed(0))
-    order = order[: defaults.NOISE_JUDGED].to(data.X.device)
-    least, most = defaults.NOISE_ROWS
-    rows, others = order.tensor_split([min(max(least, len(data) // 4), most)])
-    some, judged = data.take(rows), data.take(order)
+    split = Split(data)
     try:
-        own = Errors.of(kernel, data, order)
-        found = own.first(len(rows)).likeliest(kernel, some)
-        if smoother is None or found.is_likelier(own, judged):
+        found = split.posterior(kernel)
+        if smoother is None or split.is_likelier(kernel, kernel, found):
             return found.function
-        fit, _ = maximise_evidence(smoother, some.take(slice(least)), max_iter=defaults.LOG_ITER)
-        found = Errors.of(fit.kernel, data, rows).likeliest(fit.kernel, some)
-        return found.function if found.is_likelier(own, judged) else None
+        some = data.take(split.rows[: defaults.NOISE_ROWS[0]])
+        other = maximise_evidence(smoother, some, max_iter=defaults.LOG_ITER)[0].kernel
+        found = split.posterior(other)
+        return found.function if split.is_likelier(kernel, other, found) else None
     except NotPositiveDefiniteError:
         return None
 
@@ -136,78 +175,64 @@ class Errors:
     variance: Tensor  # (n,), v
     noise: Tensor  # (n,)
     constant: float  # noise of weight 1
+    exponent: float = 0.0  # gamma
 
     has_link = False
 
     @staticmethod
-    def of(kernel: Any, data: Data, rows: Tensor) -> "Errors":
-        """Of observations `rows` (n,), all of few, predicted from the others, or their nearest."""
+    def of(kernel: Any, data: Data, rows: Tensor, known: Tensor) -> "Errors":
+        """Of observations `rows` (n,), each predicted from others that are `known` (k,), in order.
+
+        All of few, or those nearest to each; of the rows all are known, or none.
+        """
         signal, white = cast(tuple[Any, Any], split_noise(kernel))
         noise = data.row_noise(data.y.new_tensor(white.noise_level))
-        if len(data) <= defaults.NOISE_ROWS[0]:  # (Sundararajan and Keerthi, 2001)
-            K = gram(signal, data.X[rows])
-            raise_diagonal_(K, noise[rows])
+        if len(known) <= defaults.NOISE_ROWS[0]:
+            K = gram(signal, data.X[known])
+            raise_diagonal_(K, noise[known])
             precision = cho_inverse(jittered_cholesky(K).factor)
-            total = 1 / precision.diagonal()
-            error = total * (precision @ data.y[rows])
+            alpha = precision @ data.y[known]
+            if torch.isin(rows, known).all():  # as in [4]
+                place = torch.searchsorted(known, rows)
+                total = 1 / precision.diagonal()[place]
+                error, variance = total * alpha[place], total - noise[rows]
+            else:
+                K = gram(signal, data.X[rows], data.X[known])
+                error = data.y[rows] - K @ alpha
+                variance = gram_diag(signal, data.X[rows]) - ((K @ precision) * K).sum(1)
         else:
             generator = torch.Generator().manual_seed(0)
-            known = random_rows(len(data), SearchSettings.max_candidates, generator)
-            k = min(defaults.NOISE_NEIGHBORS, len(data) - 1)
-            near = CandidateSearch(signal, data.X, known.to(rows)).query(rows, k)
+            some = random_rows(len(known), SearchSettings.max_candidates, generator).to(rows)
+            k = min(defaults.NOISE_NEIGHBORS, len(known) - 1)
+            near = CandidateSearch(signal, data.X, known[some]).query(rows, k)
             tiles = neighbor_tiles(rows, near)
             found = [leave_one_out_errors(kernel, data, *tile) for tile in tiles]
             error, total = map(torch.cat, zip(*found, strict=True))
-        noise = noise[rows]
-        return Errors(error, (total - noise).clamp(min=0), noise, float(white.noise_level))
+            variance = total - noise[rows]
+        return Errors(error, variance.clamp(min=0), noise[rows], float(white.noise_level))
 
-    def first(self, m: int) -> "Errors":
-        """Of the first m."""
-        return Errors(self.error[:m], self.variance[:m], self.noise[:m], self.constant)
-
-    def likeliest(self, kernel: Any, data: Data) -> "PosteriorOfLogs":
-        """The likeliest posterior of g, each mode sought from the last."""
-        prior = PriorOfLogs(split_noise(kernel)[0], data.X)
-        laplace = LaplaceEvidence(prior, self.error[:, None], self)
-        grid = product(defaults.NOISE_STRETCHES, defaults.NOISE_AMPLITUDES)
-        fits = [
-            PosteriorOfLogs(self, prior, at, laplace.fit(np.array(at)).alpha[:, 0]) for at in grid
-        ]
-        return max(fits, key=lambda fit: fit.evidence)
-
-    def losses(self, g: Tensor) -> Tensor:
-        """Minus log densities at g (n,), up to a constant."""
-        return -self.log_prob_and_derivatives(self.error, g)[0]
-
-    def robust_losses(self, g: Tensor) -> Tensor:
-        """Of Student's t instead, with the scales of the normal distributions times a constant."""
-        return -self._student(g, *self._tails).log_prob(self.error)
-
-    @cached_property
-    def _tails(self) -> tuple[Tensor, Tensor]:
-        """The likeliest degrees of freedom and constant at g = 0, of a grid, (1,) each."""
-        options: dict[str, Any] = {"dtype": self.error.dtype, "device": self.error.device}
-        df = torch.tensor(defaults.NOISE_TAILS, **options)[:, None]
-        scale = torch.logspace(*defaults.NOISE_SCALES, **options)[:, None, None]
-        log_prob = self._student(torch.zeros_like(self.error), df, scale).log_prob(self.error)
-        j, i = divmod(int(log_prob.sum(-1).argmax()), len(df))
-        return df[i], scale[j, 0]
-
-    def _student(self, g: Tensor, df: Tensor, scale: Tensor) -> StudentT:
-        scale = scale * (self.variance + self.noise * g.exp()).sqrt()
-        return StudentT(df, scale=scale, validate_args=False)  # g may overflow
+    def total(self, of_f: Any = 0.0, of_noise: Any = 0.0) -> Tensor:
+        """Variances (n,) of the errors, given logarithms of factors of their parts."""
+        f, noise = torch.as_tensor(of_f), torch.as_tensor(of_noise)
+        return self.variance * f.exp() + self.noise * noise.exp()
 
     def log_prob_and_derivatives(self, r: Tensor, g: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Of errors r (n,) in g (n,), up to a constant, for Newton's method."""
-        share, total = self.share(g), self.variance + self.noise * g.exp()
+        share, second, total = self._slopes(g)
         excess = r.square() / total - 1
-        second = 0.5 * share * ((1 - share) * excess - share * (1 + excess))
-        return -0.5 * (total.log() + 1 + excess), 0.5 * share * excess, second
+        curvature = 0.5 * (second - share.square()) * excess - 0.5 * share.square() * (1 + excess)
+        return -0.5 * (total.log() + 1 + excess), 0.5 * share * excess, curvature
 
     def share(self, g: Tensor) -> Tensor:
-        """omega (n,)."""
-        noise = self.noise * g.exp()
-        return noise / (self.variance + noise)
+        """omega (n,), the slope of the logarithm of the variance of an error."""
+        return self._slopes(g)[0]
+
+    def _slopes(self, g: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Slope and second derivative in g (n,) of the variance of an error, over it; and it."""
+        power = self.exponent
+        of_f, of_noise = self.variance * (power * g).exp(), self.noise * g.exp()
+        total = of_f + of_noise
+        return (power * of_f + of_noise) / total, (power**2 * of_f + of_noise) / total, total
 
 
 class PriorOfLogs:
@@ -226,55 +251,98 @@ class PriorOfLogs:
 
 
 class PosteriorOfLogs:
-    """The posterior of g at the observations, of the mode K alpha."""
+    """The posterior of g given the errors of some observations, of the mode K alpha."""
 
-    def __init__(self, errors: Errors, prior: PriorOfLogs, theta: Any, alpha: Tensor) -> None:
-        self.errors, self.prior, self.theta, self.alpha = errors, prior, theta, alpha
+    def __init__(self, prior: PriorOfLogs, errors: Errors, theta: Any, alpha: Tensor) -> None:
+        self.prior, self.errors, self.theta, self.alpha = prior, errors, theta, alpha
         self.K, _ = prior(theta)  # (n, n)
         self.mode = self.K @ alpha
         self.root = errors.share(self.mode) / math.sqrt(2)  # W^1/2, (n,)
         complexity = 0.5 * (self.mode @ alpha + log_det(laplace_factor(self.K, self.root)))
+        log_prob = errors.log_prob_and_derivatives(errors.error, self.mode)[0].sum()
         #: Logarithm of the evidence, up to a constant.
-        self.evidence = -float(errors.losses(self.mode).sum() + complexity)
+        self.evidence = float(log_prob - complexity)
+
+    @staticmethod
+    def of(errors: Errors, prior: PriorOfLogs, grid: Any) -> "list[PosteriorOfLogs]":
+        """At each c and a of a grid, each mode sought from the last."""
+        laplace = LaplaceEvidence(prior, errors.error[:, None], errors)
+        alphas = (laplace.fit(np.array(theta)).alpha[:, 0] for theta in grid)
+        return [PosteriorOfLogs(prior, errors, *at) for at in zip(grid, alphas, strict=True)]
+
+    @staticmethod
+    def likeliest(errors: Errors, prior: PriorOfLogs) -> "PosteriorOfLogs":
+        """Of all gamma, c and a."""
+        grid = list(product(defaults.NOISE_STRETCHES, defaults.NOISE_AMPLITUDES))
+        each = [replace(errors, exponent=exponent) for exponent in defaults.NOISE_EXPONENTS]
+        fits = chain.from_iterable(PosteriorOfLogs.of(errors, prior, grid) for errors in each)
+        return max(fits, key=lambda fit: fit.evidence)
 
     @cached_property
     def function(self) -> NoiseFunction:
         """At any input."""
         stretch, amplitude = self.theta
         known = self.prior.kernel, self.prior.X / stretch, stretch, amplitude
-        return NoiseFunction(*known, self.alpha, self.root, self.errors.constant)
+        of_errors = self.errors.exponent, self.alpha, self.root, self.errors.constant
+        return NoiseFunction(*known, *of_errors)
 
-    def is_likelier(self, errors: Errors, data: Data) -> bool:
-        """Whether errors of the fitted process are clearly likelier, each left out of g.
 
-        They are of these observations, of which the first are those that g is learned from.
+class Split:
+    """Observations whose errors g is learned from, and those held out that judge it."""
+
+    def __init__(self, data: Data) -> None:
+        self.data, n = data, len(data)
+        order = torch.randperm(n, generator=torch.Generator().manual_seed(0)).to(data.X.device)
+        least, most = defaults.NOISE_ROWS
+        self.rows, others = order.tensor_split([min(max(least, n // 4), most)])
+        #: Each held out of all that g is learned from.
+        self.folds: Any = [others[: defaults.NOISE_JUDGED]]
+        if n <= defaults.NOISE_FOLDED:
+            self.folds = order.tensor_split(defaults.NOISE_FOLDS)
+
+    def posterior(self, kernel: Any) -> PosteriorOfLogs:
+        """The likeliest, from errors of a process."""
+        return PosteriorOfLogs.likeliest(*self._errors(kernel, self.rows[:0]))
+
+    def is_likelier(self, kernel: Any, other: Any, found: PosteriorOfLogs) -> bool:
+        """Whether observations that a process predicts are clearly likelier by g of another."""
+        parts = [self.predicted(kernel, other, found, held) for held in self.folds]
+        weight, held = self.data.weight, torch.cat(tuple(self.folds))
+        error, constant, varying = (torch.cat(each, -1) for each in zip(*parts, strict=True))
+        return are_likelier(error, constant, varying, None if weight is None else weight[held])
+
+    def predicted(
+        self, kernel: Any, other: Any, found: PosteriorOfLogs, held: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Errors (n,) of a process held out of it, their constant variances, and (S, n) by g.
+
+        Which is learned from errors of another process, without those held out.
         """
-        left_out = _beside(errors.constant, self.left_out(), self.errors.constant)
-        g = torch.cat([left_out, self.function(data.X[len(left_out) :], errors.constant)])
-        options = {"weight": data.weight, "n_errors": defaults.NOISE_ERRORS}
-        return all(
-            improves(losses(g), losses(torch.zeros_like(g)), **options)
-            for losses in (errors.losses, errors.robust_losses)
-        )
+        errors, prior = self._errors(other, held)
+        errors = replace(errors, exponent=found.errors.exponent)
+        (fit,) = PosteriorOfLogs.of(errors, prior, [found.theta])
+        judged = Errors.of(kernel, self.data, held, self._without(held))
+        factors = fit.function.components(self.data.X[held], judged.constant)
+        return judged.error, judged.total(), judged.total(*factors)
 
-    def left_out(self) -> Tensor:
-        r"""log E[e^g] (n,) from the posterior of g without the site of each error, as of [4]_.
+    def _errors(self, kernel: Any, held: Tensor) -> tuple[Errors, PriorOfLogs]:
+        rows = self.rows[~torch.isin(self.rows, held)]
+        errors = Errors.of(kernel, self.data, rows, self._without(held))
+        return errors, PriorOfLogs(split_noise(kernel)[0], self.data.X[rows])
 
-        .. math:: 1 / s_{-i}^2 = 1 / s_i^2 - W_i, \qquad
-                  m_{-i} / s_{-i}^2 = m_i / s_i^2 - W_i m_i - \nabla_i \log p.
-        """
-        g, W = self.mode, self.root.square()
-        var = self.K.diagonal() - ((self.K @ self.function.reduction) * self.K).sum(1)
-        without = 1 / (1 / var - W)
-        return without * (g / var - W * g - self.alpha) + 0.5 * without  # the slope is alpha
+    def _without(self, held: Tensor) -> Tensor:
+        known = torch.ones(len(self.data), dtype=torch.bool, device=held.device)
+        known[held] = False
+        return known.nonzero()[:, 0]
 
 
-def _beside(noise: float, logs: Tensor, constant: float) -> Tensor:
-    """Logarithms (n,) of factors of a constant, as those of the noise of another process.
-
-    What that has more is of its approximation, and the same everywhere.
-    """
-    return torch.log1p(constant / max(noise, constant) * torch.expm1(logs))
+def are_likelier(
+    error: Tensor, constant: Tensor, varying: Tensor, weight: Tensor | None = None
+) -> bool:
+    """Whether errors (n,) are clearly likelier by variances (S, n) than by others (n,)."""
+    new = -mixture_log_density(component_weights(), *to_arrays(0 * varying, varying, error))
+    old = 0.5 * ((2 * math.pi * constant).log() + error.square() / constant)
+    return improves(new, old, weight=weight, n_errors=defaults.NOISE_ERRORS)
 
 
 def _correlation(kernel: Any, X: Tensor, Z: Tensor) -> Tensor:

@@ -4,6 +4,7 @@ import pickle
 
 import numpy as np
 import pytest
+import torch
 from scipy.stats import norm
 from sklearn.gaussian_process.kernels import RBF, DotProduct, WhiteKernel
 
@@ -47,39 +48,73 @@ def test_noise_is_learned(model):
     assert np.log(ratio).std() < 0.4  # that of constant noise is .8
 
 
-def test_what_is_predicted_of_f_is_that_of_constant_noise(model, rows):
+def test_means_are_those_of_constant_noise_and_variances_of_f_times_a_function(model, rows):
     constant = type(model)(random_state=0, heteroscedastic=False).fit(*problem())
-    assert_same(model.latent_mean_and_variance(rows), constant.latent_mean_and_variance(rows))
+    mean, var = constant.latent_mean_and_variance(rows)
+    assert_same(model.latent_mean_and_variance(rows)[0], mean)
     assert_same(model.predict(rows), constant.predict(rows))
+    factors = model.latent_mean_and_variance(rows)[1] / var
+    noise = model.predict_noise_variance(rows) / model.noise_variance_
+    assert np.corrcoef(np.log(factors), np.log(noise))[0, 1] > 0.95
     assert (constant.predict_noise_variance(rows) == constant.noise_variance_).all()
     X, y = problem(400, seed=3)
     gain = model.log_predictive_density(X, y) - constant.log_predictive_density(X, y)
     assert gain.mean() > 0.2
 
 
-def test_every_prediction_has_the_noise_of_its_row(model, rows):
+def mixture(model, rows):
+    """Weights (k,), means (n,) and variances (n, k) of y, over a fine grid of values of g."""
+    function, scale = model._noise_function, model.y_scale_
+    constant = type(model)(random_state=0, heteroscedastic=False).fit(*problem())
+    mean, var = constant.latent_mean_and_variance(rows)
+    X = torch.from_numpy(rows)
+    centre, spread = (each.numpy()[:, None] for each in function.moments(X))
+    u = np.linspace(-8, 8, 2001)
+    g = centre + np.sqrt(spread) * u
+    noise = scale**2 * function.constant
+    least = model.noise_variance_ - noise  # of an approximation
+    return (
+        norm.pdf(u) * 0.008,
+        mean,
+        var[:, None] * np.exp(function.exponent * g) + noise * np.exp(g) + least,
+    )
+
+
+def test_every_prediction_averages_over_the_variances_of_its_row(model, rows):
     mean, var = model.latent_mean_and_variance(rows)
     noise = model.predict_noise_variance(rows)
     assert noise.max() > 4 * noise.min()
-    law = norm(mean, np.sqrt(var + noise))
-    np.testing.assert_allclose(model.predict(rows, return_std=True), (mean, law.std()), rtol=1e-9)
+    std = np.sqrt(var + noise)
+    np.testing.assert_allclose(model.predict(rows, return_std=True), (mean, std), rtol=1e-9)
+    weights, centre, variances = mixture(model, rows)
+    np.testing.assert_allclose(variances @ weights, std**2, rtol=1e-3)
     levels = [0.03, 0.5, 0.9]
-    expected = np.column_stack([law.ppf(level) for level in levels])
-    np.testing.assert_allclose(model.predict_quantiles(rows, levels), expected, rtol=1e-9)
-    y = mean + np.linspace(-30, 30, 9)
-    np.testing.assert_allclose(model.log_predictive_density(rows, y), law.logpdf(y), rtol=1e-9)
+    for level, found in zip(levels, model.predict_quantiles(rows, levels).T, strict=True):
+        below = norm.cdf((found - centre)[:, None] / np.sqrt(variances)) @ weights
+        np.testing.assert_allclose(below, level, atol=1e-3)
+    y = mean + std * np.linspace(-4, 4, 9)
+    expected = norm.pdf((y - centre)[:, None], scale=np.sqrt(variances)) @ weights
+    np.testing.assert_allclose(model.log_predictive_density(rows, y), np.log(expected), atol=0.02)
     _, joint = model.predict(rows, return_cov=True)
-    expected = model.latent_mean_and_covariance(rows)[1] + np.diag(noise)
+    covariance = model.latent_mean_and_covariance(rows)[1]
+    np.testing.assert_allclose(covariance.diagonal(), var, rtol=1e-6)
+    expected = covariance + np.diag(noise)
     np.testing.assert_allclose(joint, expected, rtol=1e-6, atol=1e-6 * expected.max())
     # Rows that come alone are predicted the same.
     np.testing.assert_allclose(model.predict_noise_variance(rows[:1]), noise[:1], rtol=1e-10)
 
 
-def test_draws_have_the_noise_of_their_row(model, rows):
-    draws = model.sample_y(rows, 4000, random_state=0)
-    std = model.predict(rows, return_std=True)[1]
-    z = (draws.var(axis=1, ddof=1) / std**2 - 1) / np.sqrt(2 / 4000)
-    assert np.abs(z).max() < 4.5
+def test_draws_are_of_the_same_distribution(model, rows):
+    n = 20_000
+    draws = model.sample_y(rows, n, random_state=0)
+    for level in (0.05, 0.3, 0.95):
+        below = (draws < model.predict_quantiles(rows, level)[:, None]).mean(axis=1)
+        assert np.abs((below - level) / np.sqrt(level * (1 - level) / n)).max() < 4.5
+    f = model.sample_f(rows, n, random_state=1)
+    mean, covariance = model.latent_mean_and_covariance(rows)
+    products = (f - mean[:, None])[:, None] * (f - mean[:, None])  # (9, 9, n)
+    error = products.std(axis=2) / np.sqrt(n)
+    assert np.abs((products.mean(axis=2) - covariance) / error).max() < 4.5
 
 
 def test_gradients_of_the_standard_deviation(model, rows):
@@ -146,6 +181,22 @@ def test_logs_are_an_alternative():
     assert model.likelihood_ == "gaussian" and not is_constant(model)
 
 
+def test_noise_of_logs_may_vary_too(rows):
+    X, z = problem()
+    y = np.exp(0.1 * z)
+    model = skgp.QSGPRegressor(likelihood="lognormal", random_state=0).fit(X, y)
+    mean, var = model.latent_mean_and_variance(rows)
+    noise = model.predict_noise_variance(rows)
+    assert noise.max() > 4 * noise.min()
+    low, high = np.log(model.predict_interval(rows))
+    np.testing.assert_allclose(low + high, 2 * mean, rtol=1e-6)
+    assert np.corrcoef(high - low, np.sqrt(var + noise))[0, 1] > 0.99
+    z = np.linspace(-6, 6, 2001)[:, None] * np.sqrt(var + noise)
+    density = [model.log_predictive_density(rows, np.exp(mean + each)) + mean + each for each in z]
+    total = np.exp(density).sum(axis=0) * (z[1] - z[0])
+    np.testing.assert_allclose(total, 1, atol=1e-3)
+
+
 @pytest.mark.parametrize("copies", [False, True])
 def test_rows_in_another_order_and_copies_of_them_say_the_same(copies, rows):
     X, y = problem()
@@ -170,7 +221,7 @@ def test_units_are_without_effect(unit, rows):
 
 
 @pytest.mark.parametrize(
-    "parameters", [{"likelihood": "lognormal"}, {"kernel": RBF() + WhiteKernel(0.1, "fixed")}]
+    "parameters", [{"likelihood": "laplace"}, {"kernel": RBF() + WhiteKernel(0.1, "fixed")}]
 )
 def test_noise_that_is_not_learned_or_not_gaussian_is_refused(parameters):
     model = skgp.QSGPRegressor(heteroscedastic=True, **parameters)
@@ -191,6 +242,23 @@ def test_errors_are_those_of_the_process_that_predicts():
     model = skgp.QSGPRegressor(random_state=0).fit(X[:200], y[:200])
     mean, std = model.predict(X[200:], return_std=True)
     assert np.mean(((y[200:] - mean) / std) ** 2) < 1.5
+
+
+@pytest.mark.parametrize("seed", [1, 5, 7, 19])
+def test_gross_errors_mislead_nobody(seed):
+    """One in 25 is twelve times as large: where variances vary, it is for heavier tails."""
+
+    def draw(n):
+        X = rng.uniform(size=(n, 1))
+        noise = rng.standard_normal(n) * np.where(rng.uniform(size=n) < 0.04, 12, 1)
+        return X, np.sin(6 * X[:, 0]) + 0.1 * noise
+
+    rng = np.random.default_rng(seed)
+    X, y = draw(120)
+    models = (skgp.QSGPRegressor(heteroscedastic=h, random_state=0) for h in (False, "auto"))
+    new = draw(2000)
+    constant, varying = (model.fit(X, y).log_predictive_density(*new).mean() for model in models)
+    assert varying > constant - 0.01
 
 
 def test_noise_far_off_is_finite_whatever_the_kernel(rows):
