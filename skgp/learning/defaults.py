@@ -291,8 +291,8 @@ LOG_ERRORS, LOG_ITER = 2.0, 30
 #: out must gain. Of 108 samples of 100 to 400 rows of constant noise (normal, exponential, or of t
 #: with 3 degrees of freedom) eight are taken, which cost .01 nats at worst and gain in the mean; of
 #: 72 with gross errors 35, which gain .16 in the mean of all, by heavier tails, and cost none; of
-#: 42 of 500 rows of fourteen real sets 34, which gain .23 in the mean of all and cost .03 at worst. Of
-#: 33 with normal densities of mean variances 17 gained .2, and of noise alone .06.
+#: 42 of 500 rows of fourteen real sets 34, which gain .23 in the mean and cost .03 at worst. Of 33
+#: with normal densities of mean variances 17 gained .2, and of noise alone .06.
 NOISE_EXPONENTS, NOISE_AMPLITUDES, NOISE_STRETCHES = (0.0, 0.5, 1.0), (0.3, 1.0, 3.0), (1.0, 4.0)
 NOISE_LEVEL, NOISE_ERRORS = 4.0, 2.0
 #: Errors that it is learned from, at least and at most, and by which it is judged; of more
