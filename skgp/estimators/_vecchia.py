@@ -357,10 +357,6 @@ class VecchiaGPRegressor(VecchiaMixin, VaryingNoise, LikelihoodGPRegressor):
             self.history_["solve"] = fit.solve
         self._warn_at_bounds()
 
-    def _moments(self, X: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        mean, var = super()._moments(X)
-        return mean, var.reshape(len(var), -1)
-
     def _latent_mean_and_covariance(self, X: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         rows = to_tensor(X, device=self._posterior.device)
         mean, covariance = to_arrays(*self._posterior.mean_and_covariance(rows))
