@@ -272,10 +272,10 @@ class BayesianGPRegressor(BayesianFitting):
     def _bytes_per_row(self):
         return self._state.bytes_per_row
 
-    def _latent_mean(self, X):
+    def _means(self, X):
         return self._state.mean(X)
 
-    def _latent_mean_and_variance(self, X):
+    def _moments(self, X):
         return self._state.moments(X)
 
     @property

@@ -225,13 +225,6 @@ class RegressionData(LatentFunction):
         """Return log-densities of y, (n,) or (n, t), in nats."""
         return self._log_density(X, self._to_z(y), **offset) - np.log(self.y_scale_)
 
-    def _latent_mean(self, X: np.ndarray) -> np.ndarray:
-        return self._by_target(self._means(X))
-
-    def _latent_mean_and_variance(self, X: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        mean, var = self._moments(X)
-        return self._by_target(mean), var.reshape(len(var), -1)[:, 0]
-
     def _moment_tensors(self, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         mean, var = self._posterior.mean_and_variance(rows)
         return self._by_target(mean), var.reshape(len(var), -1)[:, 0]

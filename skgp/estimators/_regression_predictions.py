@@ -97,7 +97,7 @@ class RegressionPredictions(RegressorMixin, RegressionData):
             asked = True, return_std, return_mean_grad, return_std_grad
             return tuple(itertools.compress(found, asked))
         if self._predicts_latent and not return_std:
-            return self._observed_mean(self._by_chunks(self._latent_mean, X))
+            return self._observed_mean(self._by_target(self._by_chunks(self._means, X)))
         mean, var = self._predictive_moments(*self._latent_moments(X), **offset)
         mean, std = self._observed_moments(mean, var)
         return (mean, std) if return_std else mean
@@ -252,7 +252,8 @@ class RegressionPredictions(RegressorMixin, RegressionData):
 
     def _latent_moments(self, X: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         mean, var = super()._latent_moments(X)
-        return mean, var if var.ndim == mean.ndim else var[:, None]
+        mean, var = self._by_target(mean), var.reshape(len(var), -1)[:, 0]
+        return mean, var if mean.ndim == 1 else var[:, None]
 
     def _quantiles(self, X: np.ndarray, levels: np.ndarray, **offset: np.ndarray) -> np.ndarray:
         """Return the quantiles of z at the rows of X, shape (n, q)."""
