@@ -17,9 +17,13 @@ from sklearn.utils.validation import check_is_fitted
 
 from skgp.estimators._fitting import within_limits
 from skgp.estimators._front_door import validated
-from skgp.estimators._functions import check_gradients_asked, std_gradient
 from skgp.estimators._kernels import white_variance
-from skgp.estimators._predictive import covariance_root, of_targets
+from skgp.estimators._predictive import (
+    check_gradients_asked,
+    covariance_root,
+    of_targets,
+    std_gradient,
+)
 from skgp.estimators._validation import check_joint_memory, check_n_samples, checked_levels, ends_of
 from skgp.estimators.defaults import LIMITED_PAIRS, TILE_LEAST, TILE_MATRICES, TILE_PAIRS
 from skgp.inference.exact import covariance, posterior_mean, variance, variance_and_weights

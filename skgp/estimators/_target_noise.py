@@ -29,10 +29,9 @@ from skgp.estimators import defaults
 from skgp.estimators._base import arrays, to_tensor
 from skgp.estimators._blocks import over_rows
 from skgp.estimators._fitting import within_limits
-from skgp.estimators._functions import FourArrays
 from skgp.estimators._kernels import default_kernels
 from skgp.estimators._parameters import Auto, StrOptions
-from skgp.estimators._predictive import exponential_covariance
+from skgp.estimators._predictive import FourArrays, exponential_covariance
 from skgp.estimators._regression_predictions import RegressionPredictions
 from skgp.estimators.defaults import LOG_LEAST_ROWS, LOG_NATS, LOG_RATIOS, MAX_EXPONENT
 from skgp.kernels.scales import capped_weights
