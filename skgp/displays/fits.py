@@ -253,10 +253,6 @@ def _deciles(column: np.ndarray) -> np.ndarray:
     return np.quantile(column, TENTHS) if column.dtype.kind == "f" else np.empty(0)
 
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-
-
 class LossHistoryDisplay:
     """What a fit reported after each iteration, a panel for each of its stages.
 

@@ -120,7 +120,7 @@ class BaseGP(DescribedEstimator, CallbackSupportMixin, BaseEstimator, metaclass=
     """Validation, computing resources, kernel and latent process of every estimator.
 
     The latent arrays of a classifier have a second axis, one column a latent process: (n, c) where
-    a regressor has (n,).
+    a regressor says (n,).
     """
 
     _parameter_constraints: dict[str, list[Any]] = {
@@ -202,20 +202,12 @@ class BaseGP(DescribedEstimator, CallbackSupportMixin, BaseEstimator, metaclass=
         return X
 
     def _means(self, X: np.ndarray) -> np.ndarray:
-        """Posterior means (n, c) of c latent processes or targets."""
+        """Posterior means (n, c) of c latent processes or targets; (n,) may be those of one."""
         return self._evaluate("mean", self._inputs(X))[0]
 
     def _moments(self, X: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """The same and variances, (n, c), or (n, 1) of several targets."""
         return self._evaluate("mean_and_variance", self._inputs(X))
-
-    def _latent_mean(self, X: np.ndarray) -> np.ndarray:
-        """Return the posterior mean of f, shape (n,)."""
-        return self._means(X)
-
-    def _latent_mean_and_variance(self, X: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return the posterior mean and variance of f, shapes (n,) and (n,)."""
-        return self._moments(X)
 
     def _bytes_per_row(self) -> int:
         """Return the memory in bytes that the latent hooks take for one row of X."""
@@ -333,7 +325,7 @@ class BaseGP(DescribedEstimator, CallbackSupportMixin, BaseEstimator, metaclass=
 
     def _latent_moments(self, X: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return mean and clipped variance of f for all rows of X, chunk by chunk."""
-        mean, var = self._by_chunks(self._latent_mean_and_variance, X)
+        mean, var = self._by_chunks(self._moments, X)
         return mean, clip_variance(var)
 
 

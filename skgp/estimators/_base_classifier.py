@@ -9,8 +9,8 @@ of the coding :math:`Y \in \{-1, +1\}^{n \times c}`: with two classes there is o
 ===================================== ==========================================================
 ``_learn(data, session, backend)``    fits, as below
 ``_update(data, backend)``            changes the posterior by more data, for ``partial_fit``
-``_latent_mean(X)``                   :math:`E[f]`, shape (n, c); the fast path of predictions
-``_latent_mean_and_variance(X)``      :math:`E[f], V[f]`, shapes (n, c), (n, c)
+``_means(X)``                         :math:`E[f]`, shape (n, c); the fast path of predictions
+``_moments(X)``                       :math:`E[f], V[f]`, shapes (n, c), (n, c)
 ``_likelihood``                       set by ``_learn``: a `skgp.likelihoods.Bernoulli`
 ``moderation_``                       set by ``_learn``: factor of V[f] that predictions average
                                       over, 0 for those at the mean
@@ -305,7 +305,7 @@ class BaseGPClassifier(ClassifierMixin, ClassificationData):
             mean, var = self._latent_moments(X)
             var = self.moderation_ * var
         else:
-            mean, var = self._by_chunks(self._latent_mean, X), None
+            mean, var = self._by_chunks(self._means, X), None
         log_proba = self._log_class_probability(mean, var)
         if len(self.classes_) == 2:
             log_proba = np.hstack([self._log_class_probability(-mean, var), log_proba])

@@ -9,8 +9,9 @@ estimator provides
 ===================================== ==========================================================
 ``_learn(data, session, backend)``    fits, as below
 ``_update(data, backend)``            changes the posterior by more data, for ``partial_fit``
-``_latent_mean(X)``                   :math:`E[f]`, shape (n,); the fast path of ``predict(X)``
-``_latent_mean_and_variance(X)``      :math:`E[f], V[f]`, shapes (n,), (n,); no noise
+``_means(X)``                         :math:`E[f]`, shape (n,) or (n, 1); the fast path of
+                                      ``predict(X)``
+``_moments(X)``                       :math:`E[f], V[f]`, shapes (n,) or (n, 1) each; no noise
 ``_latent_mean_and_covariance(X)``    the same with the covariance, shape (n, n)
 ``_moment_tensors(rows)``             :math:`E[f], V[f]` of tensors, differentiable in the rows
 ``_likelihood``                       set by ``_learn``: a `skgp.likelihoods.NumericLikelihood` of
@@ -22,7 +23,8 @@ estimator provides
 ``_one_target`` is None of an estimator that takes several targets, y (n, t), whose likelihood is
 then Gaussian: they share a kernel and the noise, each in units of its own standard deviation. Means
 of the latent hooks are (n, t), variances and covariances those of one. Fits are to the targets that
-vary, and ``_by_target`` gives means those of the others.
+vary, and ``_by_target`` gives means those of the others. By default the first two hooks ask
+``_posterior``.
 
 The data of the first two are validated, of positive weight, standardised, and on the CPU; they may
 share the memory of X, so that a fit that keeps observations keeps a copy. The latent hooks take a
@@ -213,8 +215,6 @@ class StreamingGPRegressor(BaseGPRegressor):
 class LikelihoodGPRegressor(LogScale, BaseGPRegressor):
     """A regressor with one latent function and Gaussian or Student-t noise, counts, or any other.
 
-    Its hooks `_means` and `_moments` are (n, 1); or (n, t) and (n, 1) of several targets.
-
     Parameters
     ----------
     likelihood : str or instance, default="auto"
@@ -381,18 +381,3 @@ class LikelihoodGPRegressor(LogScale, BaseGPRegressor):
         self.kernel_, self._likelihood, self._noise_variance = kernel, None, noise
         for name in ("likelihood_scale_", "degrees_of_freedom_"):  # of an earlier fit
             self.__dict__.pop(name, None)
-
-    def _by_target(self, mean: Any) -> Any:
-        """Means (n, t) of all targets, those (n, 1) of one as (n,)."""
-        return super()._by_target(mean) if self._has_several else mean[:, 0]
-
-    def _latent_mean(self, X):
-        return self._by_target(self._means(X))
-
-    def _latent_mean_and_variance(self, X):
-        mean, var = self._moments(X)
-        return self._by_target(mean), var[:, 0]
-
-    def _moment_tensors(self, rows):
-        mean, var = self._posterior.mean_and_variance(rows)
-        return self._by_target(mean), var.reshape(len(rows), -1)[:, 0]

@@ -254,8 +254,8 @@ class BayesianGPRegressor(BayesianFitting):
         check_is_fitted(self)
         other = copy.copy(self)
         other.kernel_ = self.kernel_.clone_with_theta(self.map_)
-        other._state = self._state.at(self.kernel_, self.map_)
-        other._noise_variance = float(other._state.noise[0])
+        other._posterior = self._posterior.at(self.kernel_, self.map_)
+        other._noise_variance = float(other._posterior.noise[0])
         other.posterior_samples_, other.sample_weights_ = self.map_[None], np.ones(1)
         other.sample_chains_, other.sample_log_posterior_ = np.zeros(1, int), np.full(1, np.nan)
         other.n_kept_, other.sampler_ = 1, "map"
@@ -269,33 +269,20 @@ class BayesianGPRegressor(BayesianFitting):
     _n_threads = None  # of ``n_jobs``, which are of joblib
 
     def _bytes_per_row(self):
-        return self._state.bytes_per_row
-
-    def _latent_mean(self, X):
-        return self._state.mean(X)
-
-    def _latent_mean_and_variance(self, X):
-        return self._state.moments(X)
-
-    @property
-    def _latent_device(self):
-        return self._state.device
-
-    def _moment_tensors(self, rows):
-        return self._state.mean_and_variance(rows)
+        return self._posterior.bytes_per_row
 
     def _latent_mean_and_covariance(self, X):
-        return self._state.covariance(X)
+        return self._posterior.covariance(X)
 
     def _latent_samples(self, X, n_samples, rng):
-        return self._state.draws(X, n_samples, rng)
+        return self._posterior.draws(X, n_samples, rng)
 
     def _observation_samples(self, X, n_samples, rng, **offset):
-        return self._state.draws(X, n_samples, rng, noise=True)
+        return self._posterior.draws(X, n_samples, rng, noise=True)
 
     _is_mixture = True
 
     def _components(self, X: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Weights (S,), means and variances (S, n) of z under each sample."""
-        mean, var = self._state.component_moments(X)
-        return self._state.weights, mean, var + self._state.noise[:, None]
+        mean, var = self._posterior.component_moments(X)
+        return self._posterior.weights, mean, var + self._posterior.noise[:, None]

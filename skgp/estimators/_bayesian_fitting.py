@@ -164,11 +164,11 @@ class BayesianFitting(WarpedInputs, BaseGPRegressor):
         callback: Callable,
     ) -> None:
         """Set the attributes that predict and that describe the posterior."""
-        self._state = predictive_mixture(
+        self._posterior = predictive_mixture(
             kernel, data, samples, self.n_keep, plan, rng, evidence=evidence,
             double=self.dtype == "float64", rank=self.preconditioner_rank, callback=callback,
         )  # fmt: skip
-        self._noise_variance = float(self._state.weights @ self._state.noise)
+        self._noise_variance = float(self._posterior.weights @ self._posterior.noise)
         self.kernel_ = kernel.clone_with_theta(samples.mean())
         self.map_ = np.array(samples.map_)
         self.posterior_samples_, self.sample_weights_ = samples.u, samples.weights
@@ -176,7 +176,7 @@ class BayesianFitting(WarpedInputs, BaseGPRegressor):
         self.hyperparameter_names_ = element_names(kernel, getattr(self, "feature_names_in_", None))
         self.diagnostics_ = samples.diagnostics
         self.solver_, self.sampler_ = plan.solver, samples.diagnostics["sampler"]
-        self.n_kept_ = self._state.n_samples
+        self.n_kept_ = self._posterior.n_samples
         self.n_iter_ = max(1, len(self.history_.get("loss", [])))
         theta = self.kernel_.theta
         if evidence is not None:

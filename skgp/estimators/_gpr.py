@@ -8,8 +8,10 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import ArrayLike
 from sklearn.base import MultiOutputMixin, RegressorMixin, clone
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel
+from sklearn.utils.validation import check_is_fitted
 
 from skgp.estimators._base import resolve_device
 from skgp.estimators._fitting import FitSession, fit_context, fit_session
@@ -268,6 +270,59 @@ class GaussianProcessRegressor(RegressorPredictions, MultiOutputMixin, Regressor
         self.__dict__.pop("log_marginal_likelihood_value_", None)
         if hasattr(estimator, "log_marginal_likelihood_value_"):
             self.log_marginal_likelihood_value_ = estimator.log_marginal_likelihood_value_
+
+    def log_marginal_likelihood(
+        self, theta: ArrayLike | None = None, eval_gradient: bool = False, clone_kernel: bool = True
+    ):
+        """Return the log marginal likelihood of the (scaled) training targets, in nats.
+
+        Parameters
+        ----------
+        theta : array-like of shape (n_theta,) or None, default=None
+            Logarithms of the kernel's free hyper-parameters; None is those of ``kernel_``. Of
+            "exact" alone.
+        eval_gradient : bool, default=False
+            Also return the gradient with respect to theta.
+        clone_kernel : bool, default=True
+            False leaves theta in ``kernel_``.
+
+        Returns
+        -------
+        value : float
+            Minus infinity where the covariance has no Cholesky factor.
+        gradient : ndarray of shape (n_theta,)
+            Only when ``eval_gradient`` is True.
+        """
+        check_is_fitted(self, "kernel_")
+        if theta is None:
+            if eval_gradient:
+                raise ValueError("Gradient can only be evaluated for theta!=None")
+            return self.log_marginal_likelihood_value_
+        if self._other is not None:
+            raise ValueError(
+                f"The log marginal likelihood at other theta needs method='exact'; {self.method_!r}"
+                f" was taken: {self.reason_}."
+            )
+        theta = np.array(theta, dtype=float)
+        if not clone_kernel:
+            self.kernel_.theta = theta
+        Y = np.asarray(self.y_train_, dtype=float).reshape(len(self.y_train_), -1)
+        gram = training_gram(self.kernel_, self.X_train_, resolve_device(self.device, len(Y)))
+        evidence = TargetsEvidence(gram, Y, self._checked_alpha(self.y_train_))
+        value, gradient = evidence_or_infinity(evidence, theta)
+        value = np.float64(value)  # scikit-learn's type, which keeps its digits beside a float32
+        return (-value, -gradient) if eval_gradient else -value
+
+    def _checked_alpha(self, y: np.ndarray) -> float | np.ndarray:
+        """`alpha` as a number or an array (n,)."""
+        if np.ndim(self.alpha) == 0:
+            return float(self.alpha)
+        if self.alpha.shape not in ((1,), (len(y),)):
+            raise ValueError(
+                "alpha must be a scalar or an array with same number of entries as y. "
+                f"({self.alpha.shape[0]} != {y.shape[0]})"
+            )
+        return float(self.alpha[0]) if np.ptp(self.alpha) == 0 else self.alpha
 
     def __sklearn_tags__(self):
         tags = super().__sklearn_tags__()

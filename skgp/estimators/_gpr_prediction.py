@@ -1,8 +1,10 @@
-"""Predictions of `GaussianProcessRegressor`, and its evidence at theta."""
+"""Predictions of `GaussianProcessRegressor`."""
 
 from __future__ import annotations
 
+import functools
 import itertools
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -13,29 +15,52 @@ from sklearn.gaussian_process.kernels import RBF, ConstantKernel
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted
 
-from skgp.estimators._base import resolve_device
 from skgp.estimators._fitting import within_limits
-from skgp.estimators._front_door import evidence_or_infinity, validated
-from skgp.estimators._functions import RegressorFunctions, check_gradients_asked, white_variance
-from skgp.estimators._predictive import of_targets
+from skgp.estimators._front_door import validated
+from skgp.estimators._kernels import white_variance
+from skgp.estimators._predictive import (
+    check_gradients_asked,
+    covariance_root,
+    of_targets,
+    std_gradient,
+)
 from skgp.estimators._validation import check_joint_memory, check_n_samples, checked_levels, ends_of
 from skgp.estimators.defaults import LIMITED_PAIRS, TILE_LEAST, TILE_MATRICES, TILE_PAIRS
-from skgp.inference.exact import covariance, posterior_mean, variance
-from skgp.kernels.training import cross_gram, training_gram
-from skgp.learning.evidence import TargetsEvidence
+from skgp.inference.exact import covariance, posterior_mean, variance, variance_and_weights
+from skgp.kernels.training import cross_gram, cross_gram_with_gradient, variance_gradient
 from skgp.linalg import NumericalWarning, warn_caller
 from skgp.linalg.runtime import one_thread, tile_rows
 
 
-class RegressorPredictions(RegressorFunctions):
-    """Prior, exact posterior, or what the estimator of another method predicts."""
+def _by_estimator(method: Callable) -> Callable:
+    """Decorate a prediction at X that the estimator of another method than "exact" makes."""
 
-    alpha: Any
+    @functools.wraps(method)
+    def predict(self, X, *args, **kwargs):
+        if self._other is None:
+            return method(self, X, *args, **kwargs)
+        return getattr(self._other, method.__name__)(validated(self, X), *args, **kwargs)
+
+    return predict
+
+
+class RegressorPredictions:
+    """Prior, exact posterior, or what the estimator of another method predicts; and of f."""
+
+    kernel: Any
     n_targets: int | None
-    device: Any
-    reason_: str
-    y_train_: np.ndarray
-    log_marginal_likelihood_value_: float
+    kernel_: Any
+    X_train_: Any
+    L_: np.ndarray
+    alpha_: np.ndarray
+    _y_train_mean: np.ndarray
+    _y_train_std: np.ndarray
+    _alpha: float  # the noise that predictions leave out, of scaled targets
+
+    @property
+    def _other(self) -> Any:
+        """The fitted estimator of another method; None of "exact", and before `fit`."""
+        return getattr(self, "estimator_", None)
 
     def predict(
         self,
@@ -83,7 +108,7 @@ class RegressorPredictions(RegressorFunctions):
         X = validated(self, X)
         if not hasattr(self, "kernel_"):
             return self._prior(X, return_std, return_cov)
-        if self.method_ != "exact":
+        if self._other is not None:
             return self._predict_by_estimator(X, return_std, return_cov)
         if return_cov or len(X) * len(self.X_train_) > LIMITED_PAIRS:
             return self._within_limits(X, return_std, return_cov)
@@ -138,7 +163,7 @@ class RegressorPredictions(RegressorFunctions):
     _within_limits = within_limits(_posterior)
 
     def _predict_by_estimator(self, X: np.ndarray, return_std: bool, return_cov: bool) -> Any:
-        found = self.estimator_.predict(X, return_std=return_std, return_cov=return_cov)
+        found = self._other.predict(X, return_std=return_std, return_cov=return_cov)
         if not (return_std or return_cov) or not self._alpha:
             return found
         mean, spread = found
@@ -161,8 +186,8 @@ class RegressorPredictions(RegressorFunctions):
         ndarray of shape (p, n_samples) or (p, t, n_samples)
         """
         check_n_samples(n_samples)
-        if getattr(self, "method_", "exact") != "exact" and not self._alpha:
-            return self.estimator_.sample_y(validated(self, X), n_samples, random_state)
+        if self._other is not None and not self._alpha:
+            return self._other.sample_y(validated(self, X), n_samples, random_state)
         rng = check_random_state(random_state)
         mean, cov = self.predict(X, return_cov=True)
         if mean.ndim == 1:
@@ -177,8 +202,8 @@ class RegressorPredictions(RegressorFunctions):
     def noise_variance_(self) -> Any:
         """Variance of the observation noise, in squared units of y."""
         check_is_fitted(self, "kernel_")
-        if self.method_ != "exact":
-            return self.estimator_.noise_variance_
+        if self._other is not None:
+            return self._other.noise_variance_
         white = white_variance(self.kernel_)
         if white is None:
             raise AttributeError(f"kernel={self.kernel_} does not tell its noise from f.")
@@ -187,6 +212,7 @@ class RegressorPredictions(RegressorFunctions):
 
     def _observed(self, X: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
         """Mean and standard deviation of new observations, noise included."""
+        check_is_fitted(self, "kernel_")
         mean, std = self.predict(X, return_std=True)
         var = std**2 + self._alpha * np.square(self._y_train_std)
         return mean, np.sqrt(np.maximum(var, np.finfo(float).tiny))
@@ -210,6 +236,7 @@ class RegressorPredictions(RegressorFunctions):
         found = self.predict_quantiles(X, ends_of(coverage))
         return found[..., 0], found[..., 1]
 
+    @_by_estimator
     def predict_quantiles(self, X: ArrayLike, quantiles: ArrayLike) -> np.ndarray:
         """Predict quantiles of a new observation y at each row of X.
 
@@ -223,13 +250,11 @@ class RegressorPredictions(RegressorFunctions):
         -------
         ndarray of shape (p, q) or (p, t, q), without the last axis for one number
         """
-        check_is_fitted(self, "kernel_")
-        if self.method_ != "exact":
-            return self.estimator_.predict_quantiles(validated(self, X), quantiles)
         levels = checked_levels(quantiles)
         mean, std = self._observed(X)
         return mean[(...,) + (None,) * levels.ndim] + np.multiply.outer(std, ndtri(levels))
 
+    @_by_estimator
     def log_predictive_density(self, X: ArrayLike, y: ArrayLike) -> np.ndarray:
         """Return the log-density of each observation under its own prediction.
 
@@ -244,61 +269,113 @@ class RegressorPredictions(RegressorFunctions):
             In nats, for y in its own units. The noise of an array `alpha`, which says nothing of
             new points, is left out.
         """
-        check_is_fitted(self, "kernel_")
-        if self.method_ != "exact":
-            return self.estimator_.log_predictive_density(validated(self, X), y)
         mean, std = self._observed(X)
         return np.asarray(norm.logpdf(np.asarray(y, dtype=float).reshape(mean.shape), mean, std))
 
-    def log_marginal_likelihood(
-        self, theta: ArrayLike | None = None, eval_gradient: bool = False, clone_kernel: bool = True
-    ):
-        """Return the log marginal likelihood of the (scaled) training targets, in nats.
+    # ---- the function f
+
+    @_by_estimator
+    def latent_mean_and_variance(self, X: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
+        """Return the posterior mean and variance of f, without the noise of the kernel.
 
         Parameters
         ----------
-        theta : array-like of shape (n_theta,) or None, default=None
-            Logarithms of the kernel's free hyper-parameters; None is those of ``kernel_``. Of
-            "exact" alone.
-        eval_gradient : bool, default=False
-            Also return the gradient with respect to theta.
-        clone_kernel : bool, default=True
-            False leaves theta in ``kernel_``.
+        X : array-like of shape (p, d) or list of object
 
         Returns
         -------
-        value : float
-            Minus infinity where the covariance has no Cholesky factor.
-        gradient : ndarray of shape (n_theta,)
-            Only when ``eval_gradient`` is True.
+        mean, var : ndarray of shape (p,) or (p, t)
+            In the units of y, and in squared units of y.
         """
         check_is_fitted(self, "kernel_")
-        if theta is None:
-            if eval_gradient:
-                raise ValueError("Gradient can only be evaluated for theta!=None")
-            return self.log_marginal_likelihood_value_
-        if self.method_ != "exact":
-            raise ValueError(
-                f"The log marginal likelihood at other theta needs method='exact'; {self.method_!r}"
-                f" was taken: {self.reason_}."
-            )
-        theta = np.array(theta, dtype=float)
-        if not clone_kernel:
-            self.kernel_.theta = theta
-        Y = np.asarray(self.y_train_, dtype=float).reshape(len(self.y_train_), -1)
-        gram = training_gram(self.kernel_, self.X_train_, resolve_device(self.device, len(Y)))
-        evidence = TargetsEvidence(gram, Y, self._checked_alpha(self.y_train_))
-        value, gradient = evidence_or_infinity(evidence, theta)
-        value = np.float64(value)  # scikit-learn's type, which keeps its digits beside a float32
-        return (-value, -gradient) if eval_gradient else -value
+        white = self._white_variance()
+        mean, std = self.predict(X, return_std=True)
+        return mean, np.maximum(std**2 - white, 0.0)
 
-    def _checked_alpha(self, y: np.ndarray) -> float | np.ndarray:
-        """`alpha` as a number or an array (n,)."""
-        if np.ndim(self.alpha) == 0:
-            return float(self.alpha)
-        if self.alpha.shape not in ((1,), (len(y),)):
+    @_by_estimator
+    def latent_mean_and_covariance(self, X: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
+        """Return mean and joint covariance of f, without the noise of the kernel.
+
+        Parameters
+        ----------
+        X : array-like of shape (p, d) or list of object
+
+        Returns
+        -------
+        mean : ndarray of shape (p,) or (p, t)
+            In the units of y. Before `fit` that of the prior.
+        covariance : ndarray of shape (p, p) or (p, p, t)
+            In squared units of y.
+        """
+        white = self._white_variance()
+        mean, covariance = self.predict(X, return_cov=True)
+        rows = np.arange(len(mean))
+        covariance[rows, rows] -= white
+        return mean, covariance
+
+    @_by_estimator
+    def sample_f(self, X: ArrayLike, n_samples: int = 1, random_state=0) -> np.ndarray:
+        """Draw f jointly over the rows of X, without noise; from the prior before `fit`.
+
+        Parameters
+        ----------
+        X : array-like of shape (p, d) or list of object
+        n_samples : int, default=1
+        random_state : int, RandomState instance or None, default=0
+
+        Returns
+        -------
+        ndarray of shape (p, n_samples) or (p, t, n_samples)
+        """
+        check_n_samples(n_samples)
+        rng = check_random_state(random_state)
+        mean, covariance = self.latent_mean_and_covariance(X)
+        shape = len(mean), n_samples
+        if mean.ndim == 1:
+            return mean[:, None] + covariance_root(covariance) @ rng.standard_normal(shape)
+        roots = [covariance_root(each) for each in np.moveaxis(covariance, 2, 0)]
+        return mean[:, :, None] + np.stack([R @ rng.standard_normal(shape) for R in roots], 1)
+
+    def _white_variance(self) -> Any:
+        """Variance of the noise of the kernel, in squared units of y; ValueError if unknown."""
+        kernel = getattr(self, "kernel_", self.kernel)
+        white = 0.0 if kernel is None else white_variance(kernel)
+        if white is None:
             raise ValueError(
-                "alpha must be a scalar or an array with same number of entries as y. "
-                f"({self.alpha.shape[0]} != {y.shape[0]})"
+                f"kernel={kernel} does not tell its noise from f; write it as a sum of f and "
+                "WhiteKernel(noise_level)."
             )
-        return float(self.alpha[0]) if np.ptp(self.alpha) == 0 else self.alpha
+        return white * np.square(getattr(self, "_y_train_std", 1.0))
+
+    def _predictive_gradients(self, X: np.ndarray) -> tuple[np.ndarray, ...]:
+        """Mean and standard deviation, (p,) or (p, t), and their gradients, (p, d) or (p, t, d)."""
+        check_is_fitted(self, "kernel_")
+        if self._other is not None:
+            return self._gradients_of_estimator(X)
+        size = tile_rows(16 * TILE_MATRICES * len(self.X_train_))
+        tiles = [self._gradients_of(X[start : start + size]) for start in range(0, len(X), size)]
+        mean, var, d_mean, d_var = map(np.concatenate, zip(*tiles, strict=True))
+        mean, scale = self._in_units(mean)
+        std, scales = np.sqrt(np.maximum(var, 0.0)), scale.reshape(-1, 1)
+        slopes = scales * d_mean, scales * std_gradient(d_var, std)[:, None]  # (p, t, d) each
+        d_mean, d_std = (slope if mean.ndim > 1 else slope[:, 0] for slope in slopes)
+        return mean, of_targets(std, scale), d_mean, d_std
+
+    def _gradients_of(self, X: np.ndarray) -> tuple[np.ndarray, ...]:
+        """Of scaled targets: mean (p,) or (p, t), variance (p,), and (p, t, d) and (p, d)."""
+        K, pull = cross_gram_with_gradient(self.kernel_, X, self.X_train_)
+        var, weights = variance_and_weights(self.L_, K, self.kernel_.diag(X))
+        targets = self.alpha_.reshape(len(self.alpha_), -1).T
+        d_mean = np.stack([pull(alpha) for alpha in targets], 1)  # (p, t, d)
+        d_var = variance_gradient(self.kernel_, X) - 2 * pull(weights.T)
+        return K @ self.alpha_, var, d_mean, d_var
+
+    def _gradients_of_estimator(self, X: np.ndarray) -> tuple[np.ndarray, ...]:
+        """The same by another method, without the noise of `alpha`."""
+        asked = {"return_std": True, "return_mean_grad": True, "return_std_grad": True}
+        mean, std, d_mean, d_std = self._other.predict(X, **asked)
+        if self._alpha:
+            d_var = 2 * std[..., None] * d_std
+            std = np.sqrt(np.maximum(std**2 - self._alpha * np.square(self._y_train_std), 0.0))
+            d_std = std_gradient(d_var, std)
+        return mean, std, d_mean, d_std

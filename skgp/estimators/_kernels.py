@@ -299,3 +299,33 @@ def refuse_noise(kernel: Kernel, owner: object) -> None:
             f"kernel={kernel} has a WhiteKernel, which is the noise of a Gaussian likelihood; "
             f"this {type(owner).__name__} has none. Leave the WhiteKernel out."
         )
+
+
+def white_variance(kernel: Kernel) -> float | None:
+    """Variance of the white noise of sums and of products with constants; None if unknown.
+
+    Examples
+    --------
+    >>> from sklearn.gaussian_process.kernels import RBF
+    >>> white_variance(RBF() + 2.0 * (WhiteKernel(0.25) + WhiteKernel(0.125)))
+    0.75
+    >>> white_variance(RBF() * WhiteKernel(0.2)) is None
+    True
+    """
+    if type(kernel) is WhiteKernel:
+        return float(kernel.noise_level)
+    parts = kernel.get_params().values()
+    if not any(isinstance(part, WhiteKernel) for part in parts):
+        return 0.0
+    if type(kernel) not in (Sum, Product):
+        return None
+    if type(kernel) is Sum:
+        first, second = white_variance(kernel.k1), white_variance(kernel.k2)
+        return None if first is None or second is None else first + second
+    constant, other = kernel.k1, kernel.k2
+    if type(other) is ConstantKernel:
+        constant, other = other, constant
+    white = white_variance(other)
+    if type(constant) is not ConstantKernel or white is None:
+        return None
+    return float(constant.constant_value) * white

@@ -20,6 +20,8 @@ from skgp.estimators._base import clip_variance, to_tensor
 from skgp.estimators._validation import check_counts
 from skgp.likelihoods import NumericLikelihood
 
+FourArrays = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
+
 
 class LikelihoodPredictive:
     r"""Predictive distribution of :math:`z \sim p(z \mid f)` for any likelihood and Gaussian f.
@@ -282,6 +284,30 @@ def of_targets(spread: np.ndarray, scale: Any) -> np.ndarray:
 def with_axes(of_each: Any, n_axes: int) -> Any:
     """What each target has, () or (t,), to broadcast with arrays (n, t, ...) of more axes."""
     return of_each if np.ndim(of_each) == 0 else np.reshape(of_each, (-1, *[1] * n_axes))
+
+
+def check_gradients_asked(return_std: bool, return_cov: bool, return_std_grad: bool) -> None:
+    """Refuse gradients beside a covariance, and those of a standard deviation not asked for."""
+    if return_cov:
+        raise ValueError(
+            "return_mean_grad and return_std_grad go with return_std, not with return_cov=True. "
+            "Ask for the covariance in a call of its own."
+        )
+    if return_std_grad and not return_std:
+        raise ValueError("return_std_grad=True needs return_std=True.")
+
+
+def std_gradient(d_var: np.ndarray, std: np.ndarray) -> np.ndarray:
+    """Gradients (..., d) of standard deviations given those of variances; 0 where they are 0."""
+    inverse = np.divide(0.5, std, out=np.zeros_like(std), where=std > 0)
+    return d_var * inverse[..., None]
+
+
+def gradient_in(total: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    """Gradient (n, d) of a scalar in the rows; 0 where it does not depend on them."""
+    if not total.requires_grad:
+        return torch.zeros_like(rows)
+    return torch.autograd.grad(total, rows, retain_graph=True, materialize_grads=True)[0]
 
 
 def covariance_root(covariance: np.ndarray) -> np.ndarray:

@@ -125,9 +125,8 @@ class QSGPMixin(WarpedInputs):
 
     def _keep_fit(self, fit: Fit, attributes: dict[str, Any], backend: Backend) -> None:
         """Copy the fitted state to attributes; those of an earlier fit go."""
-        state = self._previous(backend)[0], fit.state
         keeps = self.warm_start and fit.state is not None
-        self._sgd_state = state if keeps else None
+        self._sgd_state = (self._previous(backend)[0], fit.state) if keeps else None
         self._forget_optional()
         for name, value in attributes.items():
             setattr(self, name, value)
@@ -209,6 +208,11 @@ class QSGPFitting(QSGPMixin, VaryingNoise, StreamingGPRegressor):
             raise ValueError(f"partial_fit needs solver='cholesky'; got solver={self.solver!r}.")
         self._asked()
 
+    def _may_vary(self, data: Data) -> bool:
+        # Between relevance vectors variances of f are too small, and of noise stand for them.
+        asked = self.basis != "relevance" or self.heteroscedastic is True
+        return asked and super()._may_vary(data)
+
     def _learn(
         self, data: Data, session: FitSession, backend: Backend, *, stream: bool = False
     ) -> None:
@@ -227,8 +231,7 @@ class QSGPFitting(QSGPMixin, VaryingNoise, StreamingGPRegressor):
 
         with session.stage("solve", state=state) as callback:
             given = self._problem(kernel, rows, backend, generator, callback)
-            problem = replace(given, rival=rival)
-            fit = self._solve(problem, asked, scale, self._previous(backend)[1])
+            fit = self._solve(replace(given, rival=rival), asked, scale, self._previous(backend)[1])
         self.__dict__.pop("_statistics", None)
         if stream:
             basis = cast(StreamingGram, fit.statistics).basis
@@ -381,16 +384,13 @@ class QSGPFitting(QSGPMixin, VaryingNoise, StreamingGPRegressor):
             attributes["likelihood_scale_"] = fit.likelihood_scale * self.y_scale_
         return attributes
 
-    def _latent_mean(self, X):
-        return self._by_target(self._evaluate("mean", X)[0])
-
-    def _latent_mean_and_variance(self, X):
-        mean, variance = self._evaluate("mean_and_variance", X)
-        return self._by_target(mean), self.calibration_ * variance
+    def _moments(self, X):
+        mean, variance = super()._moments(X)
+        return mean, self.calibration_ * variance
 
     def _moment_tensors(self, rows):
-        mean, variance = self._posterior.mean_and_variance(rows)
-        return self._by_target(mean), self.calibration_ * variance
+        mean, variance = super()._moment_tensors(rows)
+        return mean, self.calibration_ * variance
 
     def _graph_bytes_per_row(self):
         return max(super()._graph_bytes_per_row(), 8 * GRAPH_COPIES * self.n_basis_)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
@@ -13,10 +14,17 @@ from sklearn.utils.validation import _num_samples
 
 from skgp.blocks import Blocks, MappedBlocks
 from skgp.data import Data, n_observations
-from skgp.estimators._base import Backend, keep_weighted_rows, to_tensor
+from skgp.estimators._base import Backend, BaseGP, keep_weighted_rows, to_tensor
 from skgp.estimators._blocks import check_all_counts, checked_moments, some_of
-from skgp.estimators._functions import FourArrays, LatentFunction, std_gradient
-from skgp.estimators._predictive import is_constant, of_targets, rounding_of, with_axes
+from skgp.estimators._predictive import (
+    FourArrays,
+    LikelihoodPredictive,
+    is_constant,
+    of_targets,
+    rounding_of,
+    std_gradient,
+    with_axes,
+)
 from skgp.estimators._validation import check_counts, check_exposure, validate_training_data
 from skgp.estimators.defaults import UNLIKE_WEIGHTS
 from skgp.kernels.expression import split_noise
@@ -27,7 +35,7 @@ from skgp.linalg import warn_caller
 Values = TypeVar("Values", float, np.ndarray, torch.Tensor)
 
 
-class RegressionData(LatentFunction):
+class RegressionData(LikelihoodPredictive, BaseGP):
     """What stands between observations in the units of y and those that a fit learns from."""
 
     normalize_y: bool
@@ -225,9 +233,28 @@ class RegressionData(LatentFunction):
         """Return log-densities of y, (n,) or (n, t), in nats."""
         return self._log_density(X, self._to_z(y), **offset) - np.log(self.y_scale_)
 
+    @property
+    def _latent_device(self) -> torch.device:
+        """Where the posterior lies."""
+        return self._posterior.device
+
+    @abstractmethod
+    def _latent_mean_and_covariance(self, X: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return the posterior mean, (n,) or (n, t), and covariance (n, n) of f."""
+
+    def _moment_tensors(self, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the posterior mean and variance of f, (n,), at rows (n, d) on its device.
+
+        Of several targets the means are (n, t). Differentiable in rows that ask for gradients.
+        """
+        mean, var = self._posterior.mean_and_variance(rows)
+        return self._by_target(mean), var.reshape(len(var), -1)[:, 0]
+
     def _by_target(self, mean: Any) -> Any:
-        """Means (n, t) of all targets, given those of targets that vary; (n,) is that of one."""
-        if not self._has_several or len(self._varying) == len(self.y_scale_):
+        """Means (n, t) of all targets, given those of targets that vary; of one as (n,)."""
+        if not self._has_several:
+            return mean if mean.ndim == 1 else mean[:, 0]
+        if len(self._varying) == len(self.y_scale_):
             return mean
         shape = len(mean), len(self.y_scale_)
         all_means = mean.new_zeros(shape) if torch.is_tensor(mean) else np.zeros(shape)

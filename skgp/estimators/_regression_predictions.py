@@ -1,26 +1,41 @@
-"""Predictions of a regressor, in the units of y."""
+"""Predictions of a regressor, in the units of y: of new observations, and of f."""
 
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import ArrayLike
 from sklearn.base import RegressorMixin
 from sklearn.metrics import r2_score
 from sklearn.utils import check_random_state
 
 from skgp.blocks import is_dask
+from skgp.estimators._base import clip_variance, to_tensor
 from skgp.estimators._blocks import in_memory, over_rows
 from skgp.estimators._fitting import within_limits
-from skgp.estimators._functions import check_gradients_asked
+from skgp.estimators._predictive import (
+    FourArrays,
+    check_gradients_asked,
+    covariance_root,
+    gradient_in,
+    of_targets,
+)
 from skgp.estimators._regression_data import RegressionData
 from skgp.estimators._validation import check_joint_memory, check_n_samples, checked_levels, ends_of
+from skgp.estimators.defaults import GRAPH_COPIES
 from skgp.inference.gp_mixture import mixture_log_density, mixture_quantiles
+from skgp.linalg.runtime import to_arrays
 
 
 class RegressionPredictions(RegressorMixin, RegressionData):
-    """What every regressor says of new observations, noise included."""
+    """What every regressor says of new observations, noise included, and of f.
+
+    f is in the units of y, of counts on the scale of the link. Gradients are those of autograd
+    through the hook ``_moment_tensors``.
+    """
 
     @property
     def noise_variance_(self) -> float:
@@ -96,7 +111,7 @@ class RegressionPredictions(RegressorMixin, RegressionData):
             asked = True, return_std, return_mean_grad, return_std_grad
             return tuple(itertools.compress(found, asked))
         if self._predicts_latent and not return_std:
-            return self._observed_mean(self._by_chunks(self._latent_mean, X))
+            return self._observed_mean(self._by_target(self._by_chunks(self._means, X)))
         mean, var = self._predictive_moments(*self._latent_moments(X), **offset)
         mean, std = self._observed_moments(mean, var)
         return (mean, std) if return_std else mean
@@ -249,9 +264,78 @@ class RegressionPredictions(RegressorMixin, RegressionData):
         mean = self.predict(X, exposure=exposure)
         return r2_score(*map(in_memory, (y, mean)), sample_weight=in_memory(sample_weight))
 
+    @over_rows
+    @within_limits
+    def latent_mean_and_variance(self, X: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
+        """Return the posterior mean and variance of the latent function, without noise.
+
+        Parameters
+        ----------
+        X : array-like of shape (n, d)
+
+        Returns
+        -------
+        mean, var : ndarray of shape (n,) or (n, t)
+            In the units of y, and in squared units of y. Of counts, f itself, on the scale of the
+            link: the logarithm of the rate with ``link="exp"``. Of log-normal y, in those of log y.
+        """
+        mean, var = self._latent_moments(self._validate_prediction(X))
+        return self._to_y(mean), self.y_scale_**2 * var
+
+    @over_rows
+    @within_limits
+    def latent_mean_and_covariance(self, X: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
+        """Return the posterior mean and joint covariance of the latent function, without noise.
+
+        Parameters
+        ----------
+        X : array-like of shape (n, d)
+
+        Returns
+        -------
+        mean : ndarray of shape (n,) or (n, t)
+            In the units of y; of counts as `latent_mean_and_variance`.
+        covariance : ndarray of shape (n, n) or (n, n, t)
+            In squared units of y. Its diagonal is the variance.
+
+        Raises
+        ------
+        MemoryError
+            If there is no room for the covariance.
+        """
+        X = self._validate_prediction(X)
+        check_joint_memory(len(X), "Ask for fewer of them at once", np.size(self.y_scale_))
+        mean, covariance = self._joint_moments(X)
+        return self._to_y(mean), of_targets(covariance, self.y_scale_**2)
+
+    @over_rows
+    @within_limits
+    def sample_f(self, X: ArrayLike, n_samples: int = 1, random_state=0) -> np.ndarray:
+        """Draw the latent function, jointly over the rows of X, without noise.
+
+        Parameters
+        ----------
+        X : array-like of shape (n, d)
+        n_samples : int, default=1
+        random_state : int, RandomState instance or None, default=0
+
+        Returns
+        -------
+        ndarray of shape (n, n_samples) or (n, t, n_samples)
+            One column a draw, in the units of y; of counts as `latent_mean_and_variance`.
+        """
+        check_n_samples(n_samples)
+        X = self._validate_prediction(X)
+        return self._to_y(self._latent_samples(X, n_samples, check_random_state(random_state)))
+
     def _latent_moments(self, X: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         mean, var = super()._latent_moments(X)
-        return mean, var if var.ndim == mean.ndim else var[:, None]
+        mean, var = self._by_target(mean), var.reshape(len(var), -1)[:, 0]
+        return mean, var if mean.ndim == 1 else var[:, None]
+
+    def _joint_moments(self, X: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return `_latent_mean_and_covariance`, of a process whose variance may depend on x."""
+        return self._latent_mean_and_covariance(X)
 
     #: Whether z is a mixture of normal distributions, `_components`, and not as `_likelihood` says.
     _is_mixture = False
@@ -262,23 +346,73 @@ class RegressionPredictions(RegressorMixin, RegressionData):
 
     def _quantiles(self, X: np.ndarray, levels: np.ndarray, **offset: np.ndarray) -> np.ndarray:
         """Return the quantiles of z at the rows of X, shape (n, q)."""
-        if self._is_mixture:
-            return self._by_chunks(
-                lambda rows: mixture_quantiles(*self._components(rows), levels), X
-            )
-        return self._predictive_quantiles(*self._latent_moments(X), levels, **offset)
+        if not self._is_mixture:
+            return self._predictive_quantiles(*self._latent_moments(X), levels, **offset)
+        return self._by_chunks(lambda rows: mixture_quantiles(*self._components(rows), levels), X)
 
     def _log_density(self, X: np.ndarray, z: np.ndarray, **offset: np.ndarray) -> np.ndarray:
         """Return log p(z) of each row of X and its z, shape (n,)."""
-        if self._is_mixture:
-            return self._by_chunks(
-                lambda rows: mixture_log_density(*self._components(rows[:, :-1]), rows[:, -1]),
-                np.column_stack([X, z]),
-            )
-        return self._predictive_log_density(z, *self._latent_moments(X), **offset)
+        if not self._is_mixture:
+            return self._predictive_log_density(z, *self._latent_moments(X), **offset)
+        return self._by_chunks(
+            lambda rows: mixture_log_density(*self._components(rows[:, :-1]), rows[:, -1]),
+            np.column_stack([X, z]),
+        )
 
     def _observation_samples(
         self, X: np.ndarray, n_samples: int, rng: np.random.RandomState, **offset: np.ndarray
     ) -> np.ndarray:
         """Return joint draws of z at the rows of X, shape (n, n_samples)."""
         return self._sample_observations(self._latent_samples(X, n_samples, rng), rng, **offset)
+
+    def _latent_samples(
+        self, X: np.ndarray, n_samples: int, rng: np.random.RandomState
+    ) -> np.ndarray:
+        """Return joint draws of f at the rows of X, (n, n_samples) or (n, t, n_samples); O(n^3)."""
+        check_joint_memory(len(X), "Draw at fewer of them at once")
+        mean, covariance = self._joint_moments(X)
+        draws = rng.standard_normal((*mean.shape, n_samples))
+        spread = covariance_root(covariance) @ draws.reshape(len(X), -1)
+        return mean[..., None] + spread.reshape(draws.shape)
+
+    def _graph_bytes_per_row(self) -> int:
+        """Return the memory in bytes that gradients in X take for one row."""
+        return GRAPH_COPIES * self._bytes_per_row()
+
+    def _latent_gradients(self, X: np.ndarray) -> tuple[np.ndarray, ...]:
+        """Return mean and variance of f, (n,) each, and their gradients in X, (n, d) each.
+
+        Of several targets (n, t), (n, 1), (n, t, d) and (n, 1, d).
+        """
+        rows = to_tensor(X, device=self._latent_device).clone().requires_grad_()
+        with torch.enable_grad():
+            mean, var = self._moment_tensors(rows)
+        # What a row is predicted depends on no other row: the sum has the gradients of each.
+        d_var = gradient_in(var.sum(), rows)
+        if mean.ndim == 1:
+            return to_arrays(mean, var, gradient_in(mean.sum(), rows), d_var)
+        slopes = [gradient_in(column.sum(), rows) for column in mean.T]
+        return to_arrays(mean, var[:, None], torch.stack(slopes, 1), d_var[:, None])
+
+    def _varied_gradients(self, X: np.ndarray, var: np.ndarray, d_var: np.ndarray) -> Any:
+        """Return variances of f and their gradients, and those of noise that is added to z.
+
+        Where they depend on x beside what the posterior of a stationary process has.
+        """
+        return var, d_var, 0.0
+
+    def _predictive_gradients(self, X: np.ndarray, **offset: np.ndarray) -> FourArrays:
+        """Return mean and std of y, (n,) or (n, t), and their gradients in X with an axis more."""
+        mean, var, d_mean, d_var = self._by_chunks(
+            self._latent_gradients, X, self._graph_bytes_per_row()
+        )
+        d_var[var < 0] = 0.0  # which are clipped
+        var, d_var, of_noise = self._varied_gradients(X, clip_variance(var), d_var)
+        slopes = self._moment_slopes(mean, var, **offset)
+        mean, var = self._predictive_moments(mean, var, **offset)
+        if slopes is not None:
+            by_mean, by_var = (
+                a[:, None] * d_mean + b[:, None] * d_var for a, b in (slopes[:2], slopes[2:])
+            )
+            d_mean, d_var = by_mean, by_var
+        return self._observed_gradients(mean, var, d_mean, d_var + of_noise)

@@ -220,6 +220,9 @@ class SWSGPRegressor(SWSGPMixin, VaryingNoise, LikelihoodGPRegressor, StreamingG
             )
         super()._check_parameters(stream=stream)
 
+    def _may_vary(self, data: Data) -> bool:
+        return self._projection is None and super()._may_vary(data)
+
     def _learn(
         self,
         data: Data,

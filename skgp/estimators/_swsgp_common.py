@@ -387,10 +387,6 @@ class SWSGPMixin(ProjectionMixin, WarpedInputs):
         H += 16  # points that may join
         return 8 * H * (4 * H + d) + 64 * H
 
-    def _moments(self, X: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        mean, var = super()._moments(X)
-        return mean, np.broadcast_to(var.reshape(len(mean), -1), mean.shape)
-
 
 def _learned(estimator: Any) -> dict[str, Any]:
     """What a fit has set."""

@@ -3,7 +3,7 @@ r"""Regressors that model :math:`y = f + \varepsilon`, or :math:`\log y = f + \v
 The latter is for positive targets whose noise grows with their level, as prices, sizes, durations
 and concentrations. z is then the standardised logarithm, and what is observed is log-normal. Given
 "auto" the data decide: of some observations each is predicted from all others on either scale
-(:mod:`skgp.learning.noise_function`).
+(:func:`skgp.learning.hyperparameters.logs_predict_better`).
 
 With mean m and variance v of log y the median of y is :math:`e^m`, its mean :math:`e^{m + v / 2}`,
 and its standard deviation :math:`e^{m + v} \sqrt{1 - e^{-v}}`. Far ahead the mean is what the least
@@ -29,21 +29,16 @@ from skgp.estimators import defaults
 from skgp.estimators._base import arrays, to_tensor
 from skgp.estimators._blocks import over_rows
 from skgp.estimators._fitting import within_limits
-from skgp.estimators._functions import FourArrays
 from skgp.estimators._kernels import default_kernels
 from skgp.estimators._parameters import Auto, StrOptions
-from skgp.estimators._predictive import covariance_root, exponential_covariance
+from skgp.estimators._predictive import FourArrays, covariance_root, exponential_covariance
 from skgp.estimators._regression_predictions import RegressionPredictions
 from skgp.estimators.defaults import LOG_LEAST_ROWS, LOG_NATS, LOG_RATIOS, MAX_EXPONENT
 from skgp.kernels.scales import capped_weights
+from skgp.learning.hyperparameters import logs_predict_better
 from skgp.learning.markov.defaults import STRUCTURE_ROWS
 from skgp.learning.markov.series_search import Problem, evidence_near
-from skgp.learning.noise_function import (
-    NoiseFunction,
-    component_weights,
-    learn_noise_function,
-    logs_predict_better,
-)
+from skgp.learning.noise_function import NoiseFunction, component_weights, learn_noise_function
 from skgp.likelihoods import Likelihood
 from skgp.linalg.runtime import to_arrays
 from skgp.models.state_space import kernel_of, series_of
@@ -106,11 +101,8 @@ class LogScale(RegressionPredictions):
         data = Data(to_tensor(X), to_tensor(y), given).merged(any_likelihood=True)
         if len(data) < defaults.LOG_ROWS[0]:
             return False
-        some = data.some(defaults.LOG_ROWS[1], torch.Generator().manual_seed(0))
-        X, weight = arrays(some)
-        capped = capped_weights(weight)
-        some = Data(some.X, some.y, None if capped is None else to_tensor(capped))
-        return logs_predict_better(default_kernels(X, capped)[0], some)
+        some = _capped(data.some(defaults.LOG_ROWS[1], torch.Generator().manual_seed(0)))
+        return logs_predict_better(default_kernels(*arrays(some))[0], some)
 
     def _target(self, y: np.ndarray, sample_weight: np.ndarray | None) -> np.ndarray:
         return super()._target(self._log(y), sample_weight)
@@ -157,6 +149,12 @@ class LogScale(RegressionPredictions):
         some = np.maximum(y, np.finfo(np.float64).tiny)
         log_density = super()._observed_log_density(X, some, **offset) - np.log(some)
         return np.where(y > 0, log_density, -np.inf)
+
+
+def _capped(data: Data) -> Data:
+    """Observations none of which decides alone by its weight."""
+    weight = capped_weights(arrays(data)[1])
+    return Data(data.X, data.y, None if weight is None else to_tensor(weight))
 
 
 def _may_be_logs(y: np.ndarray) -> bool:
@@ -260,25 +258,19 @@ class VaryingNoise(LogScale):
         """Whether to ask the errors of a process of constant noise."""
         if self.heteroscedastic == "auto":
             asked = self.kernel is None and self._has_gaussian_name
-            # Between relevance vectors variances of f are too small, and of noise stand for them.
-            asked &= getattr(self, "basis", None) != "relevance"
             if not asked or len(data) < defaults.NOISE_LEAST_ROWS:
                 return False
         elif not self.heteroscedastic:
             return False
-        projected = getattr(self, "_projection", None) is not None
-        varies = data.y.ndim == 1 and bool(data.y.max() > data.y.min())
-        return varies and self._learns and not projected
+        return self._learns and data.y.ndim == 1 and bool(data.y.max() > data.y.min())
 
     def _learn_noise_function(self, data: Data) -> NoiseFunction | None:
-        # Copies of an observation would predict each other.
         data = data.merged(any_likelihood=True)
         weight = arrays(data)[1]
         if self.heteroscedastic == "auto" and weight is not None:
             if effective_sample_size(np.log(weight)) < defaults.NOISE_EVENNESS * len(data):
                 return None
-        capped = capped_weights(weight)
-        data = Data(data.X, data.y, None if capped is None else to_tensor(capped))
+        data = _capped(data)
         smoother = self._kernels(data)[0] if self.heteroscedastic == "auto" else None
         return learn_noise_function(self.kernel_, data, smoother)
 

@@ -11,7 +11,7 @@ import torch
 
 from skgp.data import Data
 from skgp.estimators import defaults
-from skgp.estimators._base import Backend, to_tensor
+from skgp.estimators._base import Backend
 from skgp.estimators._base_regressor import LikelihoodGPRegressor
 from skgp.estimators._fitting import FitSession
 from skgp.estimators._parameters import Interval, StrOptions, keep_parameters, options
@@ -23,7 +23,6 @@ from skgp.kernels.expression import split_noise
 from skgp.learning.defaults import VECCHIA_INDUCING, VECCHIA_LATENT_INDUCING
 from skgp.learning.search import SearchSettings
 from skgp.learning.vecchia import VecchiaSettings
-from skgp.linalg.runtime import to_arrays
 from skgp.models.vecchia import VecchiaFit, fit_vecchia, fit_vecchia_numbers
 
 
@@ -357,11 +356,6 @@ class VecchiaGPRegressor(VecchiaMixin, VaryingNoise, LikelihoodGPRegressor):
             self.history_["solve"] = fit.solve
         self._warn_at_bounds()
 
-    def _moments(self, X: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        mean, var = super()._moments(X)
-        return mean, var.reshape(len(var), -1)
-
     def _latent_mean_and_covariance(self, X: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        rows = to_tensor(X, device=self._posterior.device)
-        mean, covariance = to_arrays(*self._posterior.mean_and_covariance(rows))
+        mean, covariance = self._evaluate("mean_and_covariance", X)
         return self._by_target(mean), covariance

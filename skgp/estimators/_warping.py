@@ -36,7 +36,7 @@ from skgp.estimators._base import BaseGP, arrays, to_tensor
 from skgp.estimators._kernels import default_kernels
 from skgp.estimators._parameters import Auto, StrOptions
 from skgp.estimators._reduction import distinct_rows, left_out_losses
-from skgp.learning.noise_function import left_out
+from skgp.learning.hyperparameters import left_out
 from skgp.learning.selection import choose, improves
 from skgp.linalg import NotPositiveDefiniteError
 

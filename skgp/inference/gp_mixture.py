@@ -100,25 +100,17 @@ class GPMixture(TensorState):
     def _rows(self, X: np.ndarray) -> Tensor:
         return torch.tensor(X, dtype=self._X.dtype, device=self._X.device)
 
-    def component_means(self, X: np.ndarray) -> np.ndarray:
-        """Mean (S, t) of f at the rows of X (t, d) under each sample."""
-        return self._component_means(self._rows(X)).cpu().numpy()
-
     def component_moments(self, X: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Mean and variance of f, (S, t) each, at the rows of X (t, d) under each sample."""
         mean, var = to_arrays(*self._component_moments(self._rows(X)))
         return mean, var
 
-    def mean(self, X: np.ndarray) -> np.ndarray:
-        """Mean (t,) of f at the rows of X (t, d)."""
-        return self.weights @ self.component_means(X)
-
-    def moments(self, X: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Mean and variance (t,) of f at the rows of X (t, d)."""
-        return mixture_moments(self.weights, *self.component_moments(X))
+    def mean(self, Z: Tensor) -> Tensor:
+        """Mean (t,) of f at the rows of Z (t, d)."""
+        return self._shares @ self._component_means(Z)
 
     def mean_and_variance(self, Z: Tensor) -> tuple[Tensor, Tensor]:
-        """As `moments` of a tensor Z (t, d), differentiable in it where it asks for gradients."""
+        """Mean and variance (t,) there, differentiable in Z where it asks for gradients."""
         mean, var = self._component_moments(Z)
         centre = self._shares @ mean
         return centre, self._shares @ (var + (mean - centre).square())

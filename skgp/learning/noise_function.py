@@ -1,4 +1,4 @@
-r"""What noise is like: of a variance that depends on the input [1]_, or added to log y.
+r"""Noise of a variance that depends on the input [1]_.
 
 .. math:: y_i = e^{\gamma g(x_i) / 2} f(x_i) + e^{g(x_i) / 2} \varepsilon_i, \qquad
           \varepsilon_i \sim N(0, \sigma^2),
@@ -33,12 +33,6 @@ neighbours, which then tell where it is.
 
 The mean of f stays that of constant variance: to give observations less weight where errors are
 large, as where f is rough, makes them larger, by a third on airfoil.
-
-Whether noise is rather added to log y than to y (`logs_predict_better`) is told by processes of
-either scale, each of which predicts some observations from all others ([3]_, section 5.4.2). The
-density of y of a process of log y is that of log y divided by y; what it predicts is
-:math:`e^{m + \sigma^2 / 2}`. Log y is the more complex scale: it needs clearly better densities,
-and squared errors of predictions of y that are not clearly greater.
 
 References
 ----------
@@ -349,44 +343,3 @@ def _correlation(kernel: Any, X: Tensor, Z: Tensor) -> Tensor:
     """Of f at rows X (n, d) with f at rows Z (m, d); 0 where f has no variance."""
     scale, other = (gram_diag(kernel, rows).clamp(min=1e-300).rsqrt() for rows in (X, Z))
     return scale[:, None] * gram(kernel, X, Z) * other
-
-
-def logs_predict_better(kernel: Any, data: Data) -> bool:
-    """Of some hundred observations, none merged, with positive y (n,); the kernel has noise.
-
-    ``O(n^3)`` some 30 times.
-    """
-    if data.y.max() == data.y.min():  # as some of many may be
-        return False
-    try:
-        (plain, error), (logs, error_of_logs) = (left_out(kernel, data, f) for f in (False, True))
-    except NotPositiveDefiniteError:
-        return False
-    unit = error.mean() or 1.0
-    options: dict[str, Any] = {"weight": data.weight, "n_errors": defaults.LOG_ERRORS}
-    worse = improves(error / unit, error_of_logs / unit, **options)
-    return not worse and improves(logs, plain, **options)
-
-
-def left_out(kernel: Any, data: Data, of_log: bool) -> tuple[np.ndarray, np.ndarray]:
-    """Minus log densities of y (n,) over its greatest size, in nats, and squared errors.
-
-    As of observations of weight 1: what others count for is for those who average.
-    """
-    y = data.y.numpy() / float(data.y.abs().max())  # whose squares are numbers
-    u = np.log(y) if of_log else y
-    mean = np.average(u, weights=data.weight)
-    scale = np.average((u - mean) ** 2, weights=data.weight) ** 0.5
-    z = (u - mean) / scale
-    scaled = replace(data, y=torch.from_numpy(z))
-    found, _ = maximise_evidence(kernel, scaled, max_iter=defaults.LOG_ITER)
-    at = found.family.at(found.theta)[2]
-    white: Any = split_noise(found.kernel)[1]
-    predicted, var, noise = mean + scale * (z - at.residual), at.variance, white.noise_level
-    if data.weight is not None:
-        var = np.maximum(var - noise / data.weight.numpy(), 0.0) + noise
-    var, noise = scale**2 * var, scale**2 * noise
-    loss = 0.5 * (np.log(2 * np.pi * var) + (u - predicted) ** 2 / var)
-    if not of_log:
-        return loss, (y - predicted) ** 2
-    return loss + np.log(y), (y - np.exp(predicted + 0.5 * noise)) ** 2

@@ -36,7 +36,7 @@ Conjugate gradients must then also be affordable: flops are counted.
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -53,7 +53,7 @@ from skgp.learning import defaults
 from skgp.learning.plan import Fit, Plan, Problem, matrix_room, refuse_other, warn_of_too_many
 from skgp.learning.selection import improves
 from skgp.linalg.preconditioners import LowRank
-from skgp.linalg.runtime import TensorState, memory_budget
+from skgp.linalg.runtime import memory_budget
 
 #: Covariances that each (space, solver) offers; the first is what "auto" takes.
 COVARIANCES = {
@@ -263,38 +263,11 @@ def _low_rank(kernel, X: Tensor, noise: float, generator: torch.Generator) -> Lo
         tol /= 10
 
 
-@dataclass
-class LocalPosterior(TensorState):
-    """Kriging (:mod:`skgp.inference.neighbors.posterior`) in the interface of every route."""
-
-    model: KrigingModel
-    several: bool = False  # targets, (p, t); one is (p,)
-
-    def mean(self, X: Tensor) -> Tensor:
-        """Posterior mean of f, shape (p,) or (p, t); ``O(p H^3)``."""
-        mean = self.model.mean(X)
-        return mean if self.several else mean[:, 0]
-
-    def mean_and_variance(self, X: Tensor) -> tuple[Tensor, Tensor]:
-        """Posterior mean and variance of f, shapes (p,) or (p, t), (p,)."""
-        mean, variance = self.model.mean_and_variance(X)
-        return mean if self.several else mean[:, 0], variance
-
-    def covariance(self, X: Tensor) -> Tensor:
-        """Posterior covariance of f, shape (p, p)."""
-        return self.model.mean_and_covariance(X)[1][0]
-
-
-def local_posterior(kernel, data: Data, noise: float, n_neighbors: int) -> LocalPosterior:
+def local_posterior(kernel, data: Data, noise: float, n_neighbors: int) -> KrigingModel:
     """Posterior from the nearest observations, at three scales; holds the data."""
     Y = data.y.reshape(len(data), -1)
-    zero = Y.new_zeros(Y.shape[1])
-    return LocalPosterior(
-        KrigingModel(
-            kernel, noise, data.X, Y, data.weight, zero, n_neighbors, n_scales=defaults.N_SCALES
-        ),
-        several=data.y.ndim > 1,
-    )
+    shared = data.weight, Y.new_zeros(Y.shape[1]), n_neighbors
+    return KrigingModel(kernel, noise, data.X, Y, *shared, n_scales=defaults.N_SCALES)
 
 
 def in_weight_space(plan: Plan, asked: Plan, n: int, kernel) -> Plan | None:
@@ -385,7 +358,6 @@ def hold_out(kernel, X: Tensor, generator: torch.Generator) -> tuple[Tensor, ...
 def _log_densities(posterior, noise: float, data: Data) -> Tensor:
     """Log densities of the observations (p,), in nats; of several targets their means."""
     mean, variance = posterior.mean_and_variance(data.X)
-    variance = variance + data.row_noise(data.y.new_tensor(noise))
-    variance = variance if mean.ndim == 1 else variance[:, None]
-    density = -0.5 * ((data.y - mean).square() / variance + (2 * math.pi * variance).log())
-    return density.reshape(len(density), -1).mean(1)
+    variance = (variance + data.row_noise(data.y.new_tensor(noise)))[:, None]
+    residual = (data.y - mean.reshape(data.y.shape)).reshape(len(variance), -1)  # (p, t)
+    return (-0.5 * (residual.square() / variance + (2 * math.pi * variance).log())).mean(1)

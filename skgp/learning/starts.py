@@ -279,17 +279,20 @@ def likeliest_start(kernel, data: Data):
     if not candidates:
         return None
     evidence = ExactEvidence(candidates[0], data)
-    values = [_value(evidence, theta_of(candidate)) for candidate in candidates]
-    best = int(np.argmax(values))
-    return candidates[best], values[best]
+    losses = [
+        loss_or_infinity(lambda theta: -evidence.value(theta), theta_of(candidate))
+        for candidate in candidates
+    ]
+    best = int(np.argmin(losses))
+    return candidates[best], -losses[best]
 
 
-def _value(evidence: ExactEvidence, theta: np.ndarray) -> float:
-    """In nats; minus infinity of a covariance without a Cholesky factor."""
+def loss_or_infinity(loss: Callable[[np.ndarray], float], theta: np.ndarray) -> float:
+    """That at theta; infinite where a covariance has no Cholesky factor."""
     try:
-        return evidence.value(theta)
+        return loss(theta)
     except NotPositiveDefiniteError:
-        return -math.inf
+        return math.inf
 
 
 Objective = Callable[[np.ndarray], tuple[float, np.ndarray]]

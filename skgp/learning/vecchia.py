@@ -20,7 +20,6 @@ Up to `SearchSettings.exact_rows` observations the exact evidence decides
 """
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -38,8 +37,7 @@ from skgp.kernels.gram import gram_diag
 from skgp.learning import defaults
 from skgp.learning.search import HyperparameterFit, SearchSettings, dense_fits, fit_hyperparameters
 from skgp.learning.selection import choose, held_out_densities, noises_of, rows_in_blocks
-from skgp.learning.starts import starts, with_noises
-from skgp.linalg import NotPositiveDefiniteError
+from skgp.learning.starts import loss_or_infinity, starts, with_noises
 from skgp.linalg.runtime import Callback
 from skgp.optim.bfgs import minimize_within
 from skgp.optim.stopping import LossRecorder
@@ -196,7 +194,7 @@ def approximation(
     trials = [search.evidence(kernel, replace(settings, n_inducing=m)) for m in sizes]
     found = trials[0]
     if len(trials) > 1:
-        without, beside = (_value(trial.value, kernel.theta) for trial in trials)
+        without, beside = (loss_or_infinity(trial.value, kernel.theta) for trial in trials)
         least = defaults.VECCHIA_GAIN if sizes[1] < n else -defaults.VECCHIA_GAIN
         found = trials[beside < without - least]
     if len(found.rows) == n:
@@ -302,7 +300,7 @@ class _Search:
             return trial.kernel
         theta = np.clip(leader.kernel.theta, *trial.kernel.bounds.T)
         there = trial.kernel.clone_with_theta(theta)
-        loss = _value(self.evidence(there, settings).value, theta)
+        loss = loss_or_infinity(self.evidence(there, settings).value, theta)
         return there if loss < trial.loss else trial.kernel
 
     def climb(self, kernel, settings: VecchiaSettings, *, from_starts: bool = False) -> _Trial:
@@ -317,7 +315,7 @@ class _Search:
             value = self.evidence(
                 kernel, replace(settings, n_rows=defaults.VECCHIA_START_ROWS)
             ).value
-            kernel = min([kernel, *others], key=lambda each: _value(value, each.theta))
+            kernel = min([kernel, *others], key=lambda each: loss_or_infinity(value, each.theta))
         evidence = self.evidence(kernel, settings)
         theta, loss = minimize_within(
             evidence,
@@ -342,11 +340,3 @@ class _Search:
         """With neighbours and inducing points as this kernel sees them; of the same rows always."""
         rows = self._order[: settings.n_rows].sort().values
         return evidence_of(kernel, self.data, rows, settings, self.generator)
-
-
-def _value(function: Callable[[np.ndarray], float], theta: np.ndarray) -> float:
-    """Infinite where a covariance has no factor."""
-    try:
-        return function(theta)
-    except NotPositiveDefiniteError:
-        return math.inf

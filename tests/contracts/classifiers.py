@@ -179,7 +179,7 @@ class ClassifierPredictions(EstimatorPredictions):
         averaged = estimator.predict_proba(X_new).max(1)
         estimator.moderation_ = 0.0
         # The fast path: no variance is asked for.
-        estimator._latent_mean_and_variance = None
+        estimator._moments = None
         plain = estimator.predict_proba(X_new).max(1)
         if len(estimator.classes_) == 2:
             assert (averaged < plain).all()  # nearer to 1/2

@@ -24,7 +24,7 @@ def data():
 def test_mean_alone_takes_the_fast_path(data, monkeypatch):
     X, y = data
     estimator = QSGPRegressor(rbf_kernel(), optimizer=None).fit(X, y)
-    monkeypatch.setattr(estimator, "_latent_mean_and_variance", None)
+    monkeypatch.setattr(estimator, "_moments", None)
     monkeypatch.setattr(estimator, "_latent_mean_and_covariance", None)
     assert estimator.predict(X).shape == y.shape
 
@@ -50,8 +50,8 @@ def test_clip_variance_is_silent_on_good_values(recwarn):
 def test_negative_variances_of_a_hook_are_clipped_with_a_warning(data, monkeypatch):
     X, y = data
     estimator = QSGPRegressor(rbf_kernel(), optimizer=None).fit(X, y)
-    hook = estimator._latent_mean_and_variance
-    monkeypatch.setattr(estimator, "_latent_mean_and_variance", lambda X: (hook(X)[0], -hook(X)[1]))
+    hook = estimator._moments
+    monkeypatch.setattr(estimator, "_moments", lambda X: (hook(X)[0], -hook(X)[1]))
     with pytest.warns(NumericalWarning, match="30 of 30"):
         _, std = estimator.predict(X, return_std=True)
     np.testing.assert_allclose(std**2, estimator.noise_variance_)

@@ -31,11 +31,11 @@ class GivenLatent(QSGPClassifier):
 
     variance = 0.0
 
-    def _latent_mean(self, X):
+    def _means(self, X):
         return X[:, : 1 if len(self.classes_) == 2 else len(self.classes_)]
 
-    def _latent_mean_and_variance(self, X):
-        mean = self._latent_mean(X)
+    def _moments(self, X):
+        mean = self._means(X)
         return mean, np.full_like(mean, self.variance)
 
 
@@ -130,10 +130,10 @@ def test_predictions_do_not_depend_on_the_chunks(data, monkeypatch):
     estimator = QSGPClassifier(RBF(3.0), optimizer=None, likelihood="logit", random_state=0)
     whole = estimator.fit(X, y).predict_proba(X)
     heights = []
-    hook = estimator._latent_mean_and_variance
+    hook = estimator._moments
     monkeypatch.setattr(
         estimator,
-        "_latent_mean_and_variance",
+        "_moments",
         lambda rows: heights.append(len(rows)) or hook(rows),
     )
     monkeypatch.setattr(_base, "PREDICTION_MEMORY", 7 * estimator._bytes_per_row())

@@ -7,7 +7,7 @@ from scipy import stats
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel, WhiteKernel
 
 from skgp.data import Data
-from skgp.learning.noise_function import left_out, logs_predict_better
+from skgp.learning.hyperparameters import left_out, logs_predict_better
 
 KERNEL = 1.3 * RBF([0.8, 2.0]) + WhiteKernel(0.2)
 
@@ -91,5 +91,5 @@ def test_means_that_are_worse_forbid_logs(monkeypatch):
         loss, square = of_scale(kernel, given, of_log)
         return loss, square * (1.5 if of_log else 1.0)
 
-    monkeypatch.setattr("skgp.learning.noise_function.left_out", worse)
+    monkeypatch.setattr("skgp.learning.hyperparameters.left_out", worse)
     assert not logs_predict_better(KERNEL, data(y, X))

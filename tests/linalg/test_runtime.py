@@ -127,16 +127,16 @@ def test_fits_and_predictions_take_the_threads_that_n_jobs_says(n_jobs, many_row
 
             monkeypatch.setattr(cls, method, watched)
 
-        for method in ("_resolve_backend", "_latent_mean", "_latent_mean_and_variance"):
+        for method in ("_resolve_backend", "_means", "_moments"):
             watch(method)
         kind = "Classifier" in name
         y = y > 0 if kind else y
         cls(optimizer=None).fit(X, y)  # loads whatever there is to load
         model = cls(optimizer=None, n_jobs=n_jobs).fit(X, y)
-        seen.pop("_latent_mean", None), seen.pop("_latent_mean_and_variance", None)
+        seen.pop("_means", None), seen.pop("_moments", None)
         model.latent_mean_and_variance(X)
         model.predict(X)
-        assert {"_resolve_backend", "_latent_mean_and_variance"} <= seen.keys(), name
+        assert {"_resolve_backend", "_moments"} <= seen.keys(), name
         assert set(map(str, seen.values())) == {str((expected, {expected}))}, name
     assert torch.get_num_threads() == 3
 
@@ -215,7 +215,7 @@ def test_fits_and_predictions_take_the_memory_that_memory_budget_says(monkeypatc
     for name, cls in fitted.items():
         if not issubclass(cls, BaseGP):
             continue
-        for method in ("_resolve_backend", "_latent_mean", "_latent_mean_and_variance"):
+        for method in ("_resolve_backend", "_means", "_moments"):
             found = getattr(cls, method)
 
             def watched(self, *args, found=found, key=(name, method)):
@@ -226,7 +226,7 @@ def test_fits_and_predictions_take_the_memory_that_memory_budget_says(monkeypatc
         model = cls(memory_budget=12345678.0, optimizer=None)
         model.fit(X, y > 0 if "Classifier" in name else y)
         model.latent_mean_and_variance(X)
-        assert {(name, "_resolve_backend"), (name, "_latent_mean_and_variance")} <= seen.keys()
+        assert {(name, "_resolve_backend"), (name, "_moments")} <= seen.keys()
     assert set(seen.values()) == {12345678.0}
 
 

@@ -55,7 +55,7 @@ import torch
 from torch import Tensor
 
 from skgp.inference import defaults
-from skgp.inference.neighbors.search import NeighborSearch
+from skgp.inference.neighbors.search import NeighborSearch, coarser_scales
 from skgp.inference.pathwise import greedy_variance
 from skgp.kernels.gram import gram, gram_diag
 from skgp.linalg.cholesky import jittered_cholesky, log_det
@@ -196,13 +196,11 @@ class Neighborhood:
         self.kernel, self.Z, self.n_neighbors = kernel, Z, n_neighbors
         self._n_global = n_global  # at most
         self.search = NeighborSearch(kernel, Z, method)
-        order = torch.randperm(len(Z), generator=torch.Generator().manual_seed(0)).to(Z.device)
-        share = n_neighbors // (2 * max(n_scales - 1, 1))
-        sizes = (len(Z) // defaults.COARSER**scale for scale in range(1, n_scales))
+        order, sizes, share = coarser_scales(Z, n_neighbors, n_scales)
         #: Points (sorted indices), search among them and neighbours of each coarser scale.
         self._coarser = [
             (points, NeighborSearch(kernel, Z[points], method, part=True), share)
-            for points in (order[:size].sort().values for size in sizes if size > share > 0)
+            for points in (order[:size].sort().values for size in sizes)
         ]
         if favoured is not None and not favoured.all() and n_neighbors < len(Z):
             points = favoured.nonzero()[:, 0]

@@ -283,6 +283,10 @@ class KrigingModel(LocalPredictor):
             return self.X.new_tensor(self.noise).expand(len(self.X))
         return self.noise / self.weight
 
+    def covariance(self, X: Tensor) -> Tensor:
+        """Joint covariance (n, n) of rows X (n, d), that of every column."""
+        return self.mean_and_covariance(X)[1][0]
+
     def others(self, row: Tensor, shared: Tensor) -> tuple[Tensor, Tensor]:
         """Neighbours (p, H) of training rows (p,), of which a part or all is left out; influence.
 

@@ -209,6 +209,14 @@ def active_sets(kernel, X: Tensor, Z: Tensor, n_neighbors: int, method: str = "a
     return search.query(X, min(n_neighbors, len(Z))).sort(1).values
 
 
+def coarser_scales(points: Tensor, k: int, n_scales: int) -> tuple[Tensor, list[int], int]:
+    """A random order of points (M, ...), how many are of each coarser scale, and its share of k."""
+    share = k // (2 * max(n_scales - 1, 1))
+    sizes = (len(points) // COARSER**scale for scale in range(1, n_scales))
+    order = torch.randperm(len(points), generator=torch.Generator().manual_seed(0))
+    return order.to(points.device), [size for size in sizes if size > share > 0], share
+
+
 class MultiscaleSearch:
     """The same at several scales, disjoint: for objectives that have to see beyond the nearest.
 
@@ -219,11 +227,8 @@ class MultiscaleSearch:
     """
 
     def __init__(self, kernel, X: Tensor, candidates: Tensor, k: int, n_scales: int) -> None:
-        share = k // (2 * max(n_scales - 1, 1))
-        sizes = (len(candidates) // COARSER**scale for scale in range(1, n_scales))
-        coarser = [size for size in sizes if size > share > 0]
-        order = torch.randperm(len(candidates), generator=torch.Generator().manual_seed(0))
-        parts = order.to(candidates.device)[: sum(coarser)].split(coarser)
+        order, coarser, share = coarser_scales(candidates, k, n_scales)
+        parts = order[: sum(coarser)].split(coarser)
         finest = torch.ones_like(candidates, dtype=torch.bool)
         for part in parts:
             finest[part] = False
