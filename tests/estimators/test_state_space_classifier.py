@@ -252,8 +252,8 @@ def test_an_additive_search_ends_where_an_iteration_gains_little():
 
 
 def test_rare_labels_are_as_rare_as_they_were_seen():
-    """One in a hundred, where a variance about their logit would have twice as many."""
-    t, y = np.arange(400.0)[:, None], np.isin(np.arange(400), [50, 180, 181, 182])
+    """One in fifty; a variance about the logit of that would add half as many."""
+    t, y = np.arange(200.0)[:, None], np.isin(np.arange(200), [50, 90, 91, 92])
     fit = StateSpaceGPClassifier().fit(t, y)
-    assert fit.predict_proba(t)[:, 1].sum() == pytest.approx(4, rel=0.3)
-    np.testing.assert_allclose(fit.predict_proba([[1e6]])[:, 1], 0.01, rtol=1e-3)
+    assert fit.predict_proba(t)[:, 1].sum() == pytest.approx(4, rel=0.2)
+    np.testing.assert_allclose(fit.predict_proba([[1e6]])[:, 1], 0.02, rtol=1e-3)
