@@ -110,10 +110,6 @@ class Poisson(NumericLikelihood):
         """Counts and offsets of targets with or without their offset."""
         return (y.real, y.imag) if y.is_complex() else (y, self._offset_like(y))
 
-    def centred(self, f: float, variance: float) -> tuple[float, float]:
-        """In closed form for the log link; a mean of softplus is left where it is."""
-        return (f - 0.5 * variance, -0.5) if self.has_log_link else (f, 0.0)
-
     def _log_prob(self, y: Tensor, f: Tensor) -> Tensor:
         y, o = self._taken_apart(y)
         return y * self._link.log_rate(f, o) - self._link.rate(f, o) - torch.lgamma(y + 1)
