@@ -69,7 +69,8 @@ class StateSpaceGPClassifier(StateSpaceMixin, StreamingGPClassifier):
     {component_kernels_, covariate_kinds_, component_columns_, component_names_, inducing_points_}
     {time_origin_}
     offset_ : ndarray of shape (c,)
-        Prior means of f: the base rates.
+        Prior means of f, at which the base rates are the probabilities a priori; of several
+        columns, or with covariates, those of an f without variance.
     coupling_ : float
         Of more than two classes, the exponent in :math:`P(k) \propto p_k (1 - p_k)^{-\lambda}`, of
         0, 1/4, ..., 1 that which predicts held-out rows best; 1/2 below 100 rows. 0 for two
@@ -175,6 +176,7 @@ class StateSpaceGPClassifier(StateSpaceMixin, StreamingGPClassifier):
                 callback,
                 stream=stream,
             )
+        self.offset_ = np.array([state.offset for state in self._states])
         # Labels left out of q prefer less, .25 to 1, and new ones 1: the hyper-parameters, found
         # from all labels, have seen them (series of four classes .61, with .25 .64 nats a label).
         self.moderation_ = 1.0

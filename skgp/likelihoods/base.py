@@ -105,6 +105,14 @@ class Likelihood(TensorState, abc.ABC):
         """Log-density of the free parameters (p,) a priori, up to a constant; differentiable."""
         return parameters.new_zeros(())
 
+    def centred(self, f: float, variance: float) -> tuple[float, float]:
+        """Mean of Gaussian f of a variance at which y has the mean that it has at f; its slope.
+
+        The slope is that in the variance. Where y has neither a logarithmic link nor that of a
+        label the mean is f.
+        """
+        return (f - 0.5 * variance, -0.5) if self.has_log_link else (f, 0.0)
+
     def with_least_noise(self, variance: float) -> "Likelihood":
         """The same, Gaussian noise that is learned being at least this."""
         return self

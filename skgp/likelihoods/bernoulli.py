@@ -41,7 +41,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from scipy import special
+from scipy import optimize, special
 from torch import Tensor
 
 from skgp.likelihoods import adaptive, quadrature
@@ -116,6 +116,21 @@ class Bernoulli(Likelihood):
             If the shapes or dtypes differ, or a variance is negative.
         """
         return self.log_predictive(torch.ones_like(mean), mean, var).exp()
+
+    def centred(self, f: float, variance: float) -> tuple[float, float]:
+        """In closed form for the probit link."""
+        root = math.sqrt(1 + variance)
+        if self.link == "probit" or f == 0:
+            return f * root, 0.5 * f / root
+        squares, weights = _probits()
+        scale, wrong = np.sqrt(squares + variance), float(special.expit(-f))
+
+        def excess(mean: float) -> float:
+            return float(weights @ special.ndtr(-mean / scale)) - wrong
+
+        mean = float(optimize.brentq(excess, f, f * root, xtol=1e-9)) if variance else f
+        density = weights * np.exp(-0.5 * (mean / scale) ** 2) / scale
+        return mean, 0.5 * mean * float((density / scale**2).sum() / density.sum())
 
     def _log_prob(self, y: Tensor, f: Tensor) -> Tensor:
         if self.link == "logit":

@@ -49,7 +49,7 @@ def registered(monkeypatch):
 class Counts(NumericLikelihood):
     """Poisson counts of rate e^f, by what a subclass must write and quadrature."""
 
-    is_count = True
+    is_count = has_log_link = True
 
     def at(self, offset):
         assert offset is None

@@ -147,9 +147,10 @@ def test_far_away_the_prior_is_predicted(likelihood, n_inducing, data, counts):
     fit = kept(likelihood=likelihood, n_inducing=n_inducing)
     fit.fit(*target(likelihood, data, counts))
     mean, var = fit.latent_mean_and_variance([[-1e5], [1e5], [1e9]])
-    prior = np.log(counts[1].mean()) if likelihood == "poisson" else data[1].mean()
-    np.testing.assert_allclose(mean, prior, rtol=1e-10)
     scale = COUNT_KERNEL.k1.constant_value if likelihood == "poisson" else fit.y_scale_**2
+    # The mean of the exponential is that of the counts.
+    prior = np.log(counts[1].mean()) - scale / 2 if likelihood == "poisson" else data[1].mean()
+    np.testing.assert_allclose(mean, prior, rtol=1e-10)
     np.testing.assert_allclose(var, scale, rtol=1e-10)
 
 
@@ -501,3 +502,13 @@ def test_noise_is_that_of_the_start_where_nothing_is_learned(d):
     alone = StateSpaceGPRegressor(normalize_y=False).fit(X[:1], y[:1])
     assert fixed.noise_variance_ == pytest.approx(0.1)
     assert alone.noise_variance_ == pytest.approx(0.1)
+
+
+def test_counts_in_a_burst_do_not_grow_beyond_it():
+    """Far from the data the expected count is that of the data."""
+    t, rng = np.arange(120.0)[:, None], np.random.default_rng(0)
+    y = np.where((t[:, 0] > 60) & (t[:, 0] < 66), rng.poisson(20, 120), 0)
+    fit = StateSpaceGPRegressor(likelihood="poisson").fit(t, y)
+    np.testing.assert_allclose(fit.predict(t + 1e4), y.mean(), rtol=1e-6)
+    assert fit.predict(t[:60] + 120).sum() < y.sum()
+    assert fit.predict(t).sum() == pytest.approx(y.sum(), rel=0.02)

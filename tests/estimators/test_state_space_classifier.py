@@ -90,7 +90,9 @@ def test_far_away_the_base_rates_are_predicted(two, three):
         classes, counts = np.unique(y, return_counts=True)
         mean, var = fit.latent_mean_and_variance([[-1e6], [1e6]])
         share = counts[1:] / len(y) if len(classes) == 2 else counts / len(y)
-        np.testing.assert_allclose(expit(mean), np.tile(share, (2, 1)).reshape(mean.shape))
+        f, weight = np.polynomial.hermite.hermgauss(60)  # of a variance of 4
+        found = expit(mean[..., None] + np.sqrt(8.0) * f) @ weight / np.sqrt(np.pi)
+        np.testing.assert_allclose(found, np.tile(share, (2, 1)).reshape(mean.shape), rtol=1e-6)
         np.testing.assert_allclose(var, 4.0, rtol=1e-10)
 
 
@@ -223,3 +225,11 @@ def test_an_additive_search_ends_where_an_iteration_gains_little():
     model = StateSpaceGPClassifier().fit(X[::3], y[::3] == 1)
     gains = np.diff(model.history_["solve"])
     assert (gains[:-1] > 1e-3).all()
+
+
+def test_rare_labels_are_as_rare_as_they_were_seen():
+    """One in fifty; a variance about the logit of that would add half as many."""
+    t, y = np.arange(200.0)[:, None], np.isin(np.arange(200), [50, 90, 91, 92])
+    fit = StateSpaceGPClassifier().fit(t, y)
+    assert fit.predict_proba(t)[:, 1].sum() == pytest.approx(4, rel=0.2)
+    np.testing.assert_allclose(fit.predict_proba([[1e6]])[:, 1], 0.02, rtol=1e-3)

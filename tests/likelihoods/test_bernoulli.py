@@ -136,3 +136,16 @@ def test_bernoulli_refuses_unknown_links_and_labels():
         Bernoulli(link="cauchit")
     with pytest.raises(ValueError, match="labels -1 and"):
         Bernoulli().log_prob(torch.tensor([0.0, 1.0]), torch.zeros(2))
+
+
+@pytest.mark.parametrize("link", ["logit", "probit"])
+@pytest.mark.parametrize("f", [-7.0, -1.0, 0.0, 3.0])
+def test_a_centred_mean_leaves_the_probability_at_any_variance(link, f):
+    sigmoid, law = special.expit if link == "logit" else special.ndtr, Bernoulli(link)
+    z = np.linspace(-12, 12, 20001)
+    for var in (0.0, 0.3, 4.0, 400.0):
+        mean, slope = law.centred(f, var)
+        found = integrate.simpson(sigmoid(mean + var**0.5 * z) * stats.norm.pdf(z), z)
+        assert found == pytest.approx(float(sigmoid(f)), rel=1e-6)
+        ends = [law.centred(f, var + h)[0] for h in (1e-4, 0.0)]
+        assert slope == pytest.approx((ends[0] - ends[1]) / 1e-4, rel=1e-3, abs=1e-9)

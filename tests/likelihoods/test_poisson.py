@@ -200,3 +200,11 @@ def test_gaussian_targets_are_on_the_scale_of_the_link(link):
     at = likelihood.at(offset)
     rate = at.predictive_moments(at.gaussian_targets(y), 0 * y)[0]
     torch.testing.assert_close(rate, y + 0.5, rtol=1e-9, atol=0)
+
+
+def test_a_centred_mean_leaves_the_rate_at_any_variance():
+    """That of a log-normal distribution is exp(m + v / 2)."""
+    for f, var in ((-3.0, 0.0), (1.0, 2.0), (0.5, 400.0)):
+        mean, slope = Poisson().centred(f, var)
+        assert mean + var / 2 == pytest.approx(f) and slope == -0.5
+        assert Poisson(link="softplus").centred(f, var) == (f, 0.0)

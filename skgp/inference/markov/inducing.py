@@ -42,6 +42,7 @@ from torch import Tensor
 from skgp.data import Data
 from skgp.inference.defaults import CROWDED, MAX_KNOTS, PER_SCALE
 from skgp.inference.markov.conditionals import Conditionals, condition
+from skgp.inference.markov.exact_sites import fit_sites
 from skgp.inference.markov.knots import Chain, PairPosterior, PairSites, infer_pairs
 from skgp.inference.markov.series import Series
 from skgp.inference.markov.sites import SeriesBound, SiteFit, climb, sites_mean
@@ -81,6 +82,24 @@ class InducingPosterior:
     @cached_property
     def _gradients(self) -> tuple[Tensor, Tensor]:
         return self.rows.gradient(self.pairs, self.beta, self.weight)
+
+
+def find_sites(
+    dynamics: Dynamics,
+    series: Series,
+    likelihood: Likelihood,
+    offset: float,
+    knots: Tensor | None,
+    *,
+    start: tuple[Tensor, Tensor] | None = None,
+    tol: float,
+) -> SiteFit:
+    """The best sites of a series, for states at all times or, if given, at knots (M,) only."""
+    if knots is None:
+        return fit_sites(dynamics, series, likelihood, offset=offset, start=start, tol=tol)
+    if likelihood.is_gaussian:  # of which the first sites are the best
+        return fit_inducing(dynamics, knots, series, likelihood, offset=offset, max_iter=1)
+    return fit_inducing(dynamics, knots, series, likelihood, offset=offset, start=start, tol=tol)
 
 
 def fit_inducing(

@@ -51,10 +51,26 @@ from torch import Tensor
 
 from skgp.inference import defaults
 from skgp.inference.markov.series import Series
+from skgp.kernels.sde import Dynamics
 from skgp.likelihoods import Likelihood
 from skgp.linalg.runtime import Callback, namespace
 from skgp.optim.loop import NonFiniteLossError
 from skgp.optim.scoring import AndersonMixing
+
+
+def prior_mean(
+    likelihood: Likelihood, offset: float, process: Dynamics
+) -> tuple[float, list[float]]:
+    """Mean of f at which y has the mean a priori that it has at the offset.
+
+    And its slopes in the log variances of the blocks. A level or a trend, which the data decide
+    about, is left out.
+    """
+    variances = [block.variance if block.primitives else 0.0 for _, block in process.blocks]
+    if process.origin is not None:
+        return offset, [0.0 for _ in variances]
+    mean, slope = likelihood.centred(offset, sum(variances))
+    return mean, [slope * variance for variance in variances]
 
 
 def expectations(

@@ -49,7 +49,6 @@ from skgp.learning.markov.defaults import (
     INTERACTION_ROWS,
     LEAST_INFORMATION,
     LEAST_INTERACTION,
-    LOST_NATS,
     PEAK_CHANCE,
     SITES_TOL,
 )
@@ -129,12 +128,6 @@ class RowsElbo(SitesElbo):
         """To the tolerance of the sites."""
         bound = AdditiveBound(self.rows, dynamics, self.likelihood.with_parameters(parameters))
         return climb(bound, start=self.sites, max_iter=self._max_iter, tol=self._tol)
-
-    def value_of(self, found: SiteFit) -> float:
-        """Minus infinity where it has no digits left."""
-        # What rounding leaves of an ELBO may be the best of all: a search is to turn back there.
-        lost = found.rounding > LOST_NATS * self.total
-        return -math.inf if lost else found.elbo
 
 
 def rows_to_look_at(data: Data, n_components: int) -> Data:

@@ -21,7 +21,8 @@ from skgp.inference.markov.conditionals import Conditionals, condition
 from skgp.inference.markov.inducing import fit_inducing
 from skgp.inference.markov.knots import PairPosterior, PairSites, infer_pairs
 from skgp.inference.markov.series import Series
-from skgp.inference.markov.sites import expectations, likelihood_gradient
+from skgp.inference.markov.sites import expectations, likelihood_gradient, prior_mean
+from skgp.kernels.sde import Dynamics
 from skgp.learning.markov import defaults
 from skgp.learning.markov.objectives import Evaluation, Knots, Processes
 from skgp.learning.markov.search import Climb, Search
@@ -110,13 +111,14 @@ class MinibatchElbo:
         parameters = parameters.to(batch[0].y)
         if not self.sites:
             likelihood = self.likelihood.with_parameters(parameters)
+            means = [prior_mean(likelihood, offset, motion)[0] for offset in self.offsets]
             self.sites = [
                 fit_inducing(motion, knots, part, likelihood, offset=offset).posterior.sites
-                for part, offset in zip(batch, self.offsets, strict=True)
+                for part, offset in zip(batch, means, strict=True)
             ]
         self.n_evaluations += 1
         rows = condition(motion, knots, batch[0].at_rows(batch[0].times))
-        found = [self._step(j, part, rows, parameters) for j, part in enumerate(batch)]
+        found = [self._step(j, part, rows, parameters, motion) for j, part in enumerate(batch)]
         values, slopes, of_knots, of_likelihood = zip(*found, strict=True)
         return Evaluation(
             sum(values),
@@ -127,7 +129,7 @@ class MinibatchElbo:
         )
 
     def _step(
-        self, j: int, part: Series, rows: Conditionals, parameters: Tensor
+        self, j: int, part: Series, rows: Conditionals, parameters: Tensor, motion: Dynamics
     ) -> tuple[float, Tensor, Tensor, Tensor]:
         """Move q of process j; the ELBO before, and its gradients with q held.
 
@@ -137,16 +139,18 @@ class MinibatchElbo:
         sites = self.sites[j]
         q, share = infer_pairs(rows.chain, sites), cast(Tensor, part.weight)
         mean, var = rows.marginals(q)
-        f = part.y, mean + self.offsets[j], var
+        centre, rises = prior_mean(self.likelihood, self.offsets[j], motion)
+        f = part.y, mean + centre, var
         expected, slope, curvature = expectations(likelihood, *f)
         weight = -share * curvature  # eqs. 17-20: the sites that these rows ask for
         beta = share * slope + weight * mean
         value = float(share @ expected) - q.kl(sites)
-        gradients = rows.gradient(q, beta, weight)
+        in_motion, in_knots = rows.gradient(q, beta, weight)
+        in_motion[: len(rises)] += float(share @ slope) * in_motion.new_tensor(rises)
         place = f, lambda v: share * v, part.log_exposure
         of_likelihood = likelihood_gradient(self.likelihood, parameters, *place)
         self._move(j, rows.collect(beta, weight), lambda s: infer_pairs(rows.chain, s))
-        return value, *gradients, of_likelihood
+        return value, in_motion, in_knots, of_likelihood
 
     def _draw(self) -> list[Series]:
         """The next rows of each process, their weights scaled to those of all."""

@@ -25,12 +25,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from skgp.inference.markov.exact_sites import fit_sites
-from skgp.inference.markov.inducing import fit_inducing
+from skgp.inference.markov.inducing import find_sites
 from skgp.inference.markov.series import Series
 from skgp.inference.markov.short import DensePosterior, DensePrior
 from skgp.inference.markov.short_gaussian import ShortCovariance, ShortSeries
-from skgp.inference.markov.sites import SiteFit, likelihood_gradient
+from skgp.inference.markov.sites import SiteFit, likelihood_gradient, prior_mean
 from skgp.inference.markov.smoother import SitesEvidence, evidence
 from skgp.kernels.hyperparameters import with_theta
 from skgp.kernels.sde import Dynamics, StateSpace, state_space
@@ -280,6 +279,7 @@ class SitesElbo(ABC):
     ) -> None:
         self.likelihood, self.total = likelihood, rows.total
         self.sites: tuple[Tensor, Tensor] | None = None  # (m,), of the last evaluation
+        self.mean = 0.0  # that f was less there
         self._y, self._log_exposure, self._weighted = rows.y, rows.log_exposure, weighted
 
     def __call__(
@@ -288,12 +288,18 @@ class SitesElbo(ABC):
         """The ELBO at its best over the sites."""
         parameters = parameters.to(self._y)
         found = self.find(dynamics, parameters, knots, tol)
-        self.sites, q = (found.beta, found.weight), found.posterior
+        q, value = found.posterior, self.value_of(found)
+        if value > -math.inf:
+            self.sites, self.mean = (found.beta, found.weight), self.mean_of(dynamics)
         rows = self._y, found.mean, found.var
         place = rows, self._weighted, self._log_exposure
         slope = likelihood_gradient(self.likelihood, parameters, *place)
         of_knots = None if knots is None else q.knot_gradient
-        return Evaluation(self.value_of(found), q, slope, q.gradients, of_knots)
+        return Evaluation(value, q, slope, self.gradients_of(found, dynamics), of_knots)
+
+    def gradients_of(self, found: SiteFit, dynamics: Processes) -> Callable[[], list[Tensor]]:
+        """Those of `Evaluation`."""
+        return found.posterior.gradients
 
     @abstractmethod
     def find(
@@ -302,8 +308,14 @@ class SitesElbo(ABC):
         """The best sites."""
 
     def value_of(self, found: SiteFit) -> float:
-        """The value of the best sites."""
-        return found.elbo
+        """That of the best sites; minus infinity where it has no digits left."""
+        # What rounding leaves of an ELBO may be the best of all: a search is to turn back there.
+        lost = found.rounding > LOST_NATS * self.total
+        return -math.inf if lost else found.elbo
+
+    def mean_of(self, dynamics: Processes) -> float:
+        """Prior mean of f that the sites do not know of."""
+        return 0.0
 
 
 class VariationalEvidence(SitesElbo):
@@ -317,26 +329,36 @@ class VariationalEvidence(SitesElbo):
         self, dynamics: Processes, parameters: Tensor, knots: Knots = None, tol: float = ELBO_TOL
     ) -> SiteFit:
         """As of `find_sites`."""
-        place = self.series, self.likelihood.with_parameters(parameters), self.offset, knots
-        return find_sites(dynamics[0], *place, start=self.sites, tol=tol)
+        likelihood, mean = self.likelihood.with_parameters(parameters), self.mean_of(dynamics)
+        place, start = (self.series, likelihood, mean, knots), self.sites_about(mean)
+        return find_sites(dynamics[0], *place, start=start, tol=tol)
 
+    def mean_of(self, dynamics: Processes) -> float:
+        """As of `prior_mean`."""
+        return prior_mean(self.likelihood, self.offset, dynamics[0])[0]
 
-def find_sites(
-    dynamics: Dynamics,
-    series: Series,
-    likelihood: Likelihood,
-    offset: float,
-    knots: Tensor | None,
-    *,
-    start: tuple[Tensor, Tensor] | None = None,
-    tol: float = ELBO_TOL,
-) -> SiteFit:
-    """The best sites of a series, for states at all times or, if given, at knots (M,) only."""
-    if knots is None:
-        return fit_sites(dynamics, series, likelihood, offset=offset, start=start, tol=tol)
-    if likelihood.is_gaussian:  # of which the first sites are the best
-        return fit_inducing(dynamics, knots, series, likelihood, offset=offset, max_iter=1)
-    return fit_inducing(dynamics, knots, series, likelihood, offset=offset, start=start, tol=tol)
+    def sites_about(self, mean: float) -> tuple[Tensor, Tensor] | None:
+        """The sites of the last evaluation as those of f less another mean."""
+        if self.sites is None:
+            return None
+        beta, weight = self.sites
+        return beta - weight * (mean - self.mean), weight
+
+    def gradients_of(self, found: SiteFit, dynamics: Processes) -> Callable[[], list[Tensor]]:
+        """With what the prior mean adds."""
+        of_sites = found.posterior.gradients
+        _, slopes = prior_mean(self.likelihood, self.offset, dynamics[0])
+        if not any(slopes):
+            return of_sites
+        rise = float(self._weighted(found.slope).sum())
+
+        def gradients() -> list[Tensor]:
+            (gradient,) = of_sites()
+            gradient = gradient.clone()
+            gradient[: len(slopes)] += rise * gradient.new_tensor(slopes)
+            return [gradient]
+
+        return gradients
 
 
 class SharedEvidence:

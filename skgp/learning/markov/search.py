@@ -13,7 +13,7 @@ from skgp.learning.markov.defaults import INNER, LEAST_GAP, NOISE_LOG_SD, PRIOR_
 from skgp.learning.markov.objectives import Component, Evaluation, Objective
 from skgp.likelihoods import Likelihood
 from skgp.linalg.runtime import Callback
-from skgp.optim.bfgs import minimize_lbfgs
+from skgp.optim.bfgs import LBFGSResult, minimize_lbfgs
 
 _LEAST = 1e-12  # mathematical: beside 1
 
@@ -179,16 +179,42 @@ class Climb:
     def run(
         self, start: Tensor, max_iter: int, tol: float, callback: Callback | None = None
     ) -> Search:
-        """Climb from somewhere to the top."""
-        found = minimize_lbfgs(
-            self.loss,
-            {"place": start},
-            max_iter=max_iter,
-            tol=tol,
-            bounds={"place": self.bounds(start)},
-            callback=callback,
-        )
+        """Climb from somewhere to the top.
+
+        The first step is the gradient. That of an observation may be too short to gain anything,
+        as of rare labels; a search that ends with it goes on with that of all.
+        """
+        found = self._minimise(start, max_iter, tol, callback)
+        if found.converged and found.n_iter == 1 < max_iter:
+            total, (first,) = self.objective.total, found.history
+            tol *= max(1.0, abs(first)) * total / max(1.0, abs(first) * total)
+            more = self._minimise(found.parameters["place"], max_iter - 1, tol, callback, total)
+            if more.loss < found.loss:
+                more.n_iter, more.history = 1 + more.n_iter, [first, *more.history]
+                found = more
         return self.ended(found.parameters["place"], found.loss, found.n_iter, found.history)
+
+    def _minimise(
+        self,
+        start: Tensor,
+        max_iter: int,
+        tol: float,
+        callback: Callback | None,
+        scale: float = 1.0,  # of the loss while it is minimised
+    ) -> LBFGSResult:
+        def loss(leaves: dict[str, Tensor]) -> tuple[float, dict[str, Tensor]]:
+            value, slope = self.loss(leaves)
+            return scale * value, {name: scale * each for name, each in slope.items()}
+
+        def told(iteration: int, info: dict[str, Any]) -> bool:
+            return bool(callback and callback(iteration, {**info, "loss": info["loss"] / scale}))
+
+        place, bounds = {"place": start}, {"place": self.bounds(start)}
+        found = minimize_lbfgs(
+            loss, place, max_iter=max_iter, tol=tol, bounds=bounds, callback=told
+        )
+        found.loss, found.history = found.loss / scale, [each / scale for each in found.history]
+        return found
 
     def ended(self, place: Tensor, loss: float, n_iter: int, losses: list[float]) -> Search:
         """The search of some losses an observation that ended at a place, and at one of them."""

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from skgp.data import Data
 from skgp.inference.gp_mixture import AveragedState
+from skgp.inference.markov.inducing import find_sites
 from skgp.inference.markov.regression import (
     RegressionSeries,
     RegressionState,
@@ -22,14 +23,19 @@ from skgp.learning.defaults import LEAST_EFFECT, SERIES_START_ROWS
 from skgp.learning.label_scales import latent_start
 from skgp.learning.markov.additive import TermComponent, left_by_terms, with_terms
 from skgp.learning.markov.averaging import Average, averaged
-from skgp.learning.markov.defaults import CHOICE_ITER, CHOICE_TOL, FAR_SCORED, WORKING_ROWS
+from skgp.learning.markov.defaults import (
+    CHOICE_ITER,
+    CHOICE_TOL,
+    ELBO_TOL,
+    FAR_SCORED,
+    WORKING_ROWS,
+)
 from skgp.learning.markov.minibatch import MinibatchElbo, fit_minibatches
 from skgp.learning.markov.objectives import (
     Component,
     GaussianEvidence,
     SharedEvidence,
     VariationalEvidence,
-    find_sites,
 )
 from skgp.learning.markov.refinement import with_fine_form
 from skgp.learning.markov.scoring import settle, short_climb
@@ -187,14 +193,16 @@ def state_of(
     """The posterior of a series under the hyper-parameters found."""
     if terms is not None:
         return _with_terms(found, series, likelihood, offset, objective, terms)
-    start = getattr(objective, "sites", None)
     if found.knots is None and likelihood.is_gaussian:  # 2.3
         sites = series.gaussian_sites(float(found.parameters[0].exp()))
         tolerance = found.components[0].form.tolerance
         return SeriesState(found.kernel, series.times, *sites, offset, tolerance)
     dynamics = found.components[0].dynamics()
     likelihood = likelihood.with_parameters(found.parameters)
-    last = find_sites(dynamics, series, likelihood, offset, found.knots, start=start)  # eqs. 17-20
+    offset = objective.mean_of([dynamics])
+    start = objective.sites_about(offset)
+    place = series, likelihood, offset, found.knots
+    last = find_sites(dynamics, *place, start=start, tol=ELBO_TOL)  # eqs. 17-20
     if found.knots is None:
         return SeriesState(found.kernel, series.times, last.beta, last.weight, offset)
     return InducingState(found.kernel, found.knots, last.posterior.sites, offset)
@@ -292,7 +300,7 @@ def with_structure_of_sites(
     trial = search(best.components[0], found.parameters)
     if criterion(trial) > criterion(found):
         return trial
-    each.sites = state.beta, state.weight  # where those of the fit begin
+    each.sites, each.mean = (state.beta, state.weight), state.offset  # where those of the fit begin
     return found
 
 

@@ -6,14 +6,13 @@ import pytest
 import torch
 from sklearn.gaussian_process.kernels import ConstantKernel, Matern
 
-from skgp.inference.markov.inducing import place_knots
+from skgp.inference.markov.inducing import find_sites, place_knots
 from skgp.inference.markov.series import make_series
 from skgp.learning.markov.minibatch import MinibatchElbo, fit_minibatches
 from skgp.learning.markov.objectives import (
     Component,
     SharedEvidence,
     VariationalEvidence,
-    find_sites,
 )
 from skgp.learning.markov.search import maximise
 from skgp.likelihoods import Gaussian, Poisson, StudentT
@@ -50,11 +49,11 @@ def test_all_rows_at_once_give_the_elbo_and_its_gradients(name):
     knots, likelihood = place_knots(series.times, 12), LIKELIHOODS[name]
     parameters = likelihood.initial(series.y)
     dynamics = [Component(KERNEL).dynamics()]
-    whole = VariationalEvidence(series, likelihood, 0.2)(dynamics, parameters, knots, tol=1e-13)
+    evidence = VariationalEvidence(series, likelihood, 0.2)
+    whole = evidence(dynamics, parameters, knots, tol=1e-13)
     drawn = objective(name, series, 150)
-    best = find_sites(
-        dynamics[0], series, likelihood.with_parameters(parameters), 0.2, knots, tol=1e-13
-    )
+    place = series, likelihood.with_parameters(parameters), evidence.mean_of(dynamics), knots
+    best = find_sites(dynamics[0], *place, tol=1e-13)
     drawn.sites = [best.posterior.sites]
     found = drawn(dynamics, parameters, knots)
     assert found.value == pytest.approx(whole.value, rel=1e-6)

@@ -13,8 +13,8 @@ from skgp.inference.markov.series import make_series
 from skgp.inference.markov.short import DensePosterior
 from skgp.kernels import ActiveDims, LocalLinearTrend
 from skgp.kernels.sde import state_space
-from skgp.learning.markov.objectives import Component, GaussianEvidence
-from skgp.likelihoods import Gaussian
+from skgp.learning.markov.objectives import Component, GaussianEvidence, VariationalEvidence
+from skgp.likelihoods import Bernoulli, Gaussian, Poisson
 
 KERNEL = 0.8 * Matern(0.5, nu=1.5)
 
@@ -124,3 +124,35 @@ def test_parameters_of_one_structure_serve_forms_of_other_values():
         theta = component.theta + torch.linspace(-0.5, 0.5, len(component.theta)).double()
         expected = component.form.parameters(theta)
         torch.testing.assert_close(component.parameters(theta), expected, rtol=0, atol=1e-14)
+
+
+def rare(name):
+    """A burst of counts, or of labels, and the ELBO with the mean of all as base rate."""
+    x, there = torch.arange(80.0).double(), (torch.arange(80) - 40).abs() < 3
+    if name == "poisson":
+        y, law, rate = 20.0 * there, Poisson(), math.log(20.0 * 5 / 80)
+    else:
+        y, law, rate = 2.0 * there - 1, Bernoulli(name), -1.5
+    return VariationalEvidence(make_series(x, y.double()), law, rate)
+
+
+@pytest.mark.parametrize("name", ["poisson", "logit", "probit"])
+def test_elbo_has_the_gradient_that_its_prior_mean_adds(name):
+    evidence, none = rare(name), torch.empty(0, dtype=torch.float64)
+    part = Component(3.0 * Matern(4.0, nu=1.5) + 0.5 * RBF(20.0))
+    found = evidence([part.dynamics()], none, tol=1e-12)
+    slope = part.pull(part.theta, found.gradients()[0])
+    for i, step in enumerate(1e-4 * torch.eye(len(part.theta)).double()):
+        ends = (evidence([part.dynamics(part.theta + s * step)], none, tol=1e-12) for s in (1, -1))
+        up, down = (each.value for each in ends)
+        assert float(slope[i]) == pytest.approx((up - down) / 2e-4, rel=1e-4, abs=1e-4)
+
+
+def test_elbo_is_found_after_one_of_a_far_variance():
+    """Whose prior mean is 700 lower, from where the sites of the last evaluation start."""
+    none, kernel = torch.empty(0, dtype=torch.float64), Matern(4.0, nu=1.5)
+    near, far = (Component(v * kernel).dynamics() for v in (0.6, 1400.0))
+    fresh, used = rare("poisson"), rare("poisson")
+    assert used([far], none).value == -math.inf  # no digit is left
+    value = used([near], none, tol=1e-10).value
+    assert value == pytest.approx(fresh([near], none, tol=1e-10).value, abs=1e-6)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from sklearn.gaussian_process import GaussianProcessRegressor
-from sklearn.gaussian_process.kernels import ConstantKernel, Matern, WhiteKernel
+from sklearn.gaussian_process.kernels import RBF, ConstantKernel, Matern, WhiteKernel
 
 from skgp.inference.markov.series import make_series
 from skgp.learning.markov import choice
@@ -267,3 +267,15 @@ def test_parameters_of_a_likelihood_have_one_prior(data, own):
     ends = [climb.loss({"place": place + h * torch.eye(4)[3]})[0] for h in (1e-3, -1e-3)]
     assert slope["place"][3] == pytest.approx((ends[0] - ends[1]) / 2e-3, rel=1e-2)
     assert law.log_prior(law.initial(x)) == 0
+
+
+def test_a_search_among_rare_labels_does_not_end_where_it_begins():
+    """One label of 1000: no process is likelier than a small one, of the ELBO of a constant."""
+    n, y = 1000, -np.ones(1000)
+    y[400] = 1
+    rate, series = 1 / n, make_series(torch.arange(float(n)).double(), torch.tensor(y))
+    objective = VariationalEvidence(series, Bernoulli(), float(np.log(rate / (1 - rate))))
+    found = maximise([4.0 * RBF(112.0)], objective, Bernoulli(), tol=1e-6)
+    constant = np.log(rate) + (n - 1) * np.log1p(-rate)
+    assert found.value > constant - 0.1 and found.n_iter == len(found.history)
+    assert found.history[-1] * n == pytest.approx(found.value, rel=1e-9)
