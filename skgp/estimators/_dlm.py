@@ -84,10 +84,12 @@ class DLMGPRegressor(SparseGPMixin, VaryingNoise, LikelihoodGPRegressor, Streami
     given in a joint search, the log-loss is minimised.
 
     ``partial_fit`` changes the posterior, which is the prior of the next call; observations are not
-    kept. Later calls keep the hyper-parameters, inducing points and standardisation of the first;
+    kept. Later calls keep the hyper-parameters and standardisation of the first, and its inducing
+    points, to which they add observations that these leave unexplained, up to `n_inducing` in all;
     for Gaussian noise and objectives other than "log_loss" the posterior is that of all
-    observations at once. That of "log_loss", whose width stands for noise as well, counts ten times
-    as a prior, which keeps most of its quality; a `fit` of all observations is better.
+    observations at once, but for what those before a point tell of it. That of "log_loss", whose
+    width stands for noise as well, counts ten times as a prior, which keeps most of its quality; a
+    `fit` of all observations is better.
 
     References
     ----------
@@ -278,9 +280,9 @@ class DLMGPClassifier(SparseGPMixin, StreamingGPClassifier):
 
     ``partial_fit`` changes the posterior, which is the prior of the next call; observations are not
     kept. In the first call every class counts as one observation more for the base rates: a class
-    may come late. Later calls keep its hyper-parameters, inducing points, base rates and
-    ``coupling_``; the posterior is near that of all observations at once, and depends a little on
-    their order.
+    may come late. Later calls keep its hyper-parameters, base rates, ``coupling_`` and inducing
+    points, to which they add observations that these leave unexplained, up to `n_inducing` in all;
+    the posterior is near that of all observations at once, and depends a little on their order.
 
     References
     ----------

@@ -280,8 +280,7 @@ class SparseGPMixin(WarpedInputs):
         self._asked_inducing = self.n_inducing
         self._minimised = fit.objective.name
         self.beta_ = fit.objective.beta
-        self.inducing_points_ = self._posterior.Z.cpu().numpy()
-        self.n_inducing_ = len(self.inducing_points_)
+        self._keep_points()
         self.loss_ = fit.loss
         self.elbo_ = fit.elbo
         self.validation_loss_ = fit.held_out_loss
@@ -290,14 +289,27 @@ class SparseGPMixin(WarpedInputs):
 
     def _add_rows(self, data: Data, objective: Objective, backend: Backend) -> None:
         """Change the posterior by rows beyond those of the last call."""
+        state = self._state(backend)
+        room = self._most_inducing(objective) - len(state.Z)
         state = update(
-            self._state(backend),
+            state.with_novel(data.X, room, backend.generator()),
             data,
             replace(objective, beta=self.beta_),
             max_iter=self.max_iter,
             tol=self.tol,
         )
         self._posterior = state.posterior()
+        self._keep_points()
+
+    def _most_inducing(self, objective: Objective) -> int:
+        """Inducing points up to which a stream may add some."""
+        if self.n_inducing != "auto":
+            return int(self.n_inducing)
+        return max(defaults.AUTO_SIZES) if objective.has_closed_form else defaults.AUTO_INDUCING
+
+    def _keep_points(self) -> None:
+        self.inducing_points_ = self._posterior.Z.cpu().numpy()
+        self.n_inducing_ = len(self.inducing_points_)
 
     def _bytes_per_row(self) -> int:
         M, c = self._posterior.n_inducing, self._posterior.n_latent

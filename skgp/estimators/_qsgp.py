@@ -72,10 +72,10 @@ class QSGPRegressor(QSGPFitting):
         Iterations of "cg" (200 by default) and "sgd" (1000), sweeps of "gauss-seidel" (10), passes
         with Laplace noise (50), steps towards relevance vectors (10000).
     tol : float or None, default=None
-        Relative residual at which "cg" (1e-2 by default with one basis function per observation,
-        else 1e-3) and "gauss-seidel" (1e-2) stop; relative fall of the smoothed loss below which
-        "sgd" stops (never by default); rise of the bound of Laplace noise per observation (1e-4),
-        and of the evidence of relevance vectors (1e-3), in nats.
+        Relative residual at which "cg" (by default .03 standard deviations of the noise, 1e-2 at
+        most, with one basis function per observation, else 1e-3) and "gauss-seidel" (1e-2) stop;
+        relative fall of the smoothed loss below which "sgd" stops (never by default); rise of the
+        bound of Laplace noise (1e-4), and of the evidence of relevance vectors (1e-3), in nats.
     learning_rate : float, default=0.1
         Of "sgd", which starts again with a tenth of it where it diverges.
     warm_start : bool, default=False

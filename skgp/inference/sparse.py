@@ -44,6 +44,7 @@ from skgp.inference.natural import FullSystem, Posterior, fit_sites
 from skgp.kernels.gram import gram, gram_diag
 from skgp.likelihoods import Likelihood
 from skgp.linalg.cholesky import cho_inverse, jittered_cholesky, reverse_cholesky, tri_solve
+from skgp.linalg.preconditioners import rp_cholesky
 from skgp.linalg.runtime import TensorState
 
 
@@ -238,6 +239,31 @@ class SparseState:
     def with_posterior(self, mean: Tensor, root: Tensor) -> "SparseState":
         """The same hyper-parameters with another posterior."""
         return replace(self, mean=mean, root=root)
+
+    def with_novel(self, X: Tensor, room: int, generator: torch.Generator) -> "SparseState":
+        """With inducing points at rows of X (n, d) that those there are leave unexplained.
+
+        At most `room`, r, spread by randomly pivoted Cholesky factorisation. Given all that is
+        known they are as the prior has them: N(0, I) of the new part of w. O(n (M + r)^2).
+        """
+        if room <= 0:
+            return self
+        Phi, left = whitened_features(self.kernel, X, self.Z)  # (M, n), (n,)
+        least = defaults.NOVEL * gram_diag(self.kernel, X)
+        novel = left > least
+        X, Phi, left, least = X[novel], Phi[:, novel], left[novel], least[novel]
+        chosen = rp_cholesky(
+            lambda rows: gram(self.kernel, X, X[rows]) - Phi.mT @ Phi[:, rows],
+            left,
+            room,
+            generator=generator,
+            tol=float(least.sum() / left.sum()) if len(left) else 0.0,
+        ).pivots
+        M, size = len(self.Z), len(self.Z) + len(chosen)
+        root = torch.eye(size).to(self.root).repeat(len(self.root), 1, 1)
+        root[:, :M, :M] = self.root
+        mean = torch.cat([self.mean, self.mean.new_zeros(len(chosen), self.mean.shape[1])])
+        return replace(self, Z=torch.cat([self.Z, X[chosen]]), mean=mean, root=root)
 
     def posterior(self) -> SparsePosterior:
         """What predicts."""

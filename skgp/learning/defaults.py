@@ -122,6 +122,10 @@ ILL_CONDITIONED = 1e7
 #: 70,000 flights conjugate gradients had not ended after 330 s of a processor; to compare them with
 #: neighbours takes 5, and the whole fit then 54.
 SOLVED_ROWS = 40_000
+#: Root mean square of residuals over the standard deviation of noise at which conjugate gradients
+#: end, and the least and greatest relative to y. At 1e-2 of y, whatever the noise, means of 600
+#: points with noise of 1e-2 standard deviations were wrong by up to 5 of these; so by .2.
+RESIDUAL_SHARE, RESIDUALS = 0.03, (1e-5, 1e-2)
 #: Relative residual of the mean above which a solution by conjugate gradients is not used.
 FALL_BACK_RESIDUAL = 0.1
 #: Inducing points that replace it, or that stand for summands without a spectral density.

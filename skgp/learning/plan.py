@@ -119,6 +119,17 @@ class Problem:
         """What every iterative solver is told."""
         return {"generator": self.generator, "callback": self.callback}
 
+    @property
+    def residual_tolerance(self) -> float:
+        r"""Relative residual at which :math:`(K + \sigma^2 I) \alpha = y` may be left.
+
+        Means at the observations are then wrong by no more than a small share of :math:`\sigma`:
+        :math:`\|K (\alpha - \alpha^*)\| \le \|r\|`.
+        """
+        relative = defaults.RESIDUAL_SHARE * (self.noise / self.data.mean_square) ** 0.5
+        least, most = defaults.RESIDUALS
+        return min(max(relative, least), most)
+
 
 @dataclass
 class Fit:

@@ -136,7 +136,7 @@ def fit_exact(p: Problem, plan: Plan) -> Fit:
             dtype=routes.stored_dtype(n, o.dtype),
             generator=p.generator,
             callback=recorder,
-            **o.limits(tol=1e-2, max_iter=200),
+            **o.limits(tol=p.residual_tolerance, max_iter=200),
         )
         if not (recorder.stopped or posterior.residual < defaults.FALL_BACK_RESIDUAL):
             return _fall_back(p, plan, posterior.residual)

@@ -179,6 +179,26 @@ def test_sparse_posterior_predicts_in_double_precision():
     assert {value.dtype for value in kept} == {torch.float64}
 
 
+def test_new_inducing_points_change_no_prediction_and_leave_little_unexplained():
+    rng = np.random.default_rng(0)
+    kernel = 1.3 * RBF(0.8)
+    Z, X = torch.tensor(rng.uniform(-3, 0, (8, 1))), torch.tensor(rng.uniform(-3, 3, (200, 1)))
+    mean = torch.tensor(rng.standard_normal((8, 2)))
+    root = torch.tensor(rng.standard_normal((2, 8, 8))).tril() / 4 + torch.eye(8)
+    state = SparseState(kernel, torch.zeros(0), Z, mean, root.double(), torch.zeros(2))
+    grown = state.with_novel(X, 30, torch.Generator().manual_seed(0))
+    assert 8 < len(grown.Z) < 38 and (grown.Z[:8] == Z).all()
+    before, after = (s.posterior().mean_and_variance(X) for s in (state, grown))
+    for old, new in zip(before, after, strict=True):
+        torch.testing.assert_close(new, old, rtol=1e-5, atol=1e-5)
+    Kzz, Kxz = kernel(grown.Z.numpy()), kernel(X.numpy(), grown.Z.numpy())
+    left = 1.3 - np.einsum("ij,ji->i", Kxz, np.linalg.lstsq(Kzz, Kxz.T, rcond=1e-12)[0])
+    assert left.mean() < 2e-3 * 1.3
+    assert len(state.with_novel(X, 3, torch.Generator().manual_seed(0)).Z) == 11
+    assert len(state.with_novel(X, 0, torch.Generator()).Z) == 8
+    assert len(state.with_novel(Z, 9, torch.Generator()).Z) == 8
+
+
 M, C = 5, 2
 
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from sklearn.gaussian_process.kernels import RBF, DotProduct, WhiteKernel
+from sklearn.gaussian_process.kernels import RBF, DotProduct, Matern, WhiteKernel
 
 from skgp.data import Data, merge_replicates
 from skgp.inference import exact as exact_module
@@ -247,6 +247,20 @@ def test_fall_back_where_float32_products_are_too_inexact(monkeypatch):
     mean, variance = fit.posterior.mean_and_variance(data.X)
     assert float((mean - data.y).square().mean()) < 3 * NOISE
     assert torch.isfinite(variance).all() and (variance >= 0).all() and (variance <= 1.3).all()
+
+
+@pytest.mark.parametrize("noise", [1e-2, 1e-4, 1e-6])
+def test_conjugate_gradients_end_by_the_size_of_the_noise(noise):
+    rng = np.random.default_rng(0)
+    X = rng.uniform(size=(300, 2))
+    kernel = Matern(0.3, nu=0.5)
+    f = np.linalg.cholesky(kernel(X)) @ rng.standard_normal(300)
+    data = Data(torch.tensor(X), torch.tensor(f + noise**0.5 * rng.standard_normal(300)))
+    options = replace(OPTIONS, n_samples=3, preconditioner_rank=40)
+    fit = run(data, kernel=kernel, noise=noise, solver="cg", options=options)
+    mean, _ = exact(data, kernel, noise, data.X)
+    error = np.abs(fit.posterior.mean(data.X).numpy() - mean)
+    assert fit.plan.solver == "cg" and error.max() < 0.3 * noise**0.5
 
 
 # ------------------------------------------------------------- evidence, weights and noise
