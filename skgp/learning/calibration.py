@@ -155,7 +155,9 @@ def left_out_moments(
 def best_coupling(
     likelihood: Bernoulli, Y: Tensor, mean: Tensor, var: Tensor, weight: Tensor | None = None
 ) -> float:
-    """The exponent of `COUPLINGS`, nearest to 1/2, that predicts left-out labels no worse than any.
+    """The exponent of `COUPLINGS` that predicts left-out labels best, of equals nearest to 1/2.
+
+    None is simpler than others, so that a gain need not exceed its standard error.
 
     `Y` (n, c) is +1 in the column of the class, else -1, c > 2; `mean` and `var` (n, c).
     """
@@ -196,7 +198,8 @@ def _best_coupling(
         return 0.0, -likelihood.log_predictive(Y, mean, var)[:, 0]
     claims, own = _claims(likelihood, mean, var), Y.argmax(1, keepdim=True)
     losses = {each: -_coupled(*claims, each).gather(1, own)[:, 0] for each in COUPLINGS}
-    best = choose_towards(losses, FEW_ROWS_COUPLING, weight=weight, least_share=LABEL_SHARE)
+    options: dict[str, Any] = {"least_share": LABEL_SHARE, "n_errors": 0.0, "weight": weight}
+    best = choose_towards(losses, FEW_ROWS_COUPLING, **options)
     return best, losses[best]
 
 
