@@ -19,7 +19,6 @@ leave one out
     derivatives of the weighted log-likelihood of all observations at that input.
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -36,7 +35,7 @@ from skgp.kernels.scales import amplitude_range
 from skgp.learning import defaults
 from skgp.learning.calibration import choose_moderation, mean_scores
 from skgp.learning.plan import Options, Plan
-from skgp.learning.selection import choose, class_codes, held_out_rows
+from skgp.learning.selection import choose_towards, class_codes, held_out_rows
 from skgp.likelihoods import Bernoulli
 from skgp.linalg.cholesky import jittered_cholesky
 from skgp.optim.stopping import StopRecorder
@@ -257,6 +256,4 @@ def some_columns(Y: Tensor) -> Tensor:
 
 def _nearest_to_one(losses: dict[float, Tensor], weight: Tensor) -> float:
     """The amplitude nearest to 1 that predicts no worse than the best, by losses (p,) of each."""
-    ordered = sorted(losses, key=lambda a: abs(math.log(a)))
-    tried = [losses[a] for a in ordered]
-    return ordered[choose(tried, weight=weight, least_share=defaults.LABEL_SHARE)]
+    return choose_towards(losses, 1.0, weight=weight, least_share=defaults.LABEL_SHARE)

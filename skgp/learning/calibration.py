@@ -25,6 +25,7 @@ Held-out data tell, or each observation left out in turn (`left_out_moments`).
 """
 
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -41,15 +42,11 @@ from skgp.learning.defaults import (
     LEAST_PRECISION,
     MODERATIONS,
 )
-from skgp.learning.selection import choose
+from skgp.learning.selection import choose_towards
 from skgp.learning.sparse.objective import Objective
 from skgp.likelihoods import Bernoulli, Likelihood
 
 _LOG_ZERO = -1e300  # mathematical: what stands for log(0)
-
-# The simplest is what is taken without data, and then what is near it.
-_FROM_SIMPLEST = sorted(MODERATIONS, key=lambda factor: abs(factor - FEW_ROWS_MODERATION))
-_FROM_WHOLE = sorted(MODERATIONS, reverse=True)  # where all of the variance is simplest
 
 
 def class_log_density(
@@ -95,24 +92,23 @@ def choose_moderation(
     scaled = torch.stack([factor * var for factor in factors])
     found = density(Y.expand_as(scaled), mean.expand_as(scaled), scaled)
     losses = {none: -density(Y, mean, None), **dict(zip(factors, -found, strict=True))}
-    ordered = [losses[factor] for factor in _FROM_SIMPLEST]
-    ordered = _with_an_error(ordered, losses[MODERATIONS[-1]], weight)
-    best = choose(ordered, weight=weight, least_share=LABEL_SHARE, n_errors=n_errors)
-    return _FROM_SIMPLEST[best], losses
+    options: dict[str, Any] = {"least_share": LABEL_SHARE, "n_errors": n_errors, "weight": weight}
+    return choose_towards(_with_an_error(losses, weight), FEW_ROWS_MODERATION, **options), losses
 
 
-def _with_an_error(
-    candidates: list[Tensor], cautious: Tensor, weight: Tensor | None
-) -> list[Tensor]:
-    """Losses (p,) in nats of candidates, with those of one wrong label of mean weight.
+def _with_an_error(losses: dict[float, Tensor], weight: Tensor | None) -> dict[float, Tensor]:
+    """Losses (p,) in nats by moderation, with those of one wrong label of mean weight.
 
-    It is at each row with a probability proportional to that of `cautious` losses of being wrong.
+    It is at each row with a probability proportional to that of being wrong by the whole variance.
     """
-    wrong = (-torch.expm1(-cautious)).nan_to_num(0.0)
+    wrong = (-torch.expm1(-losses[MODERATIONS[-1]])).nan_to_num(0.0)
     mean = wrong.mean() if weight is None else weight @ wrong / weight.sum()
     tiny = torch.finfo(wrong.dtype).tiny
     share = wrong / (len(wrong) * mean.clamp_min(tiny))
-    return [loss - share * torch.log(-torch.expm1(-loss.clamp_min(tiny))) for loss in candidates]
+    return {
+        factor: loss - share * torch.log(-torch.expm1(-loss.clamp_min(tiny)))
+        for factor, loss in losses.items()
+    }
 
 
 def mean_scores(losses: dict[float, Tensor], weight: Tensor) -> dict[float, float]:
@@ -159,7 +155,9 @@ def left_out_moments(
 def best_coupling(
     likelihood: Bernoulli, Y: Tensor, mean: Tensor, var: Tensor, weight: Tensor | None = None
 ) -> float:
-    """The exponent of `COUPLINGS`, nearest to 1/2, that predicts left-out labels no worse than any.
+    """The exponent of `COUPLINGS` that predicts left-out labels best, of equals nearest to 1/2.
+
+    None is simpler than others, so that a gain need not exceed its standard error.
 
     `Y` (n, c) is +1 in the column of the class, else -1, c > 2; `mean` and `var` (n, c).
     """
@@ -167,23 +165,29 @@ def best_coupling(
 
 
 def best_calibration(
-    likelihood: Bernoulli, Y: Tensor, mean: Tensor, var: Tensor, weight: Tensor | None = None
+    likelihood: Bernoulli,
+    Y: Tensor,
+    mean: Tensor,
+    var: Tensor,
+    weight: Tensor | None = None,
+    *,
+    simplest: float = 1.0,
 ) -> tuple[float, float]:
     """Moderation and exponent of the coupling that predict left-out labels no worse than any.
 
-    Of moderations, each with its `best_coupling`, the greatest of equals. Shapes as of
-    `best_coupling`; one column is two classes, whose exponent is 0. Fewer than `FEW_ROWS` labels of
-    two classes choose none: of 150 digits, even or odd, in six orders they gained .005 nats in the
-    mean, and lost .05 once.
+    Of moderations, each with its `best_coupling`, the nearest to the simplest of equals. Shapes as
+    of `best_coupling`; one column is two classes, whose exponent is 0. Fewer than `FEW_ROWS` labels
+    of two classes choose none: of 150 digits, even or odd, in six orders they gained .005 nats in
+    the mean, and lost .05 once.
     """
     if len(Y) < FEW_ROWS and Y.shape[1] == 1:
-        return 1.0, 0.0
-    found = [
-        _best_coupling(likelihood, Y, mean, moderation * var, weight) for moderation in _FROM_WHOLE
-    ]
-    losses = _with_an_error([losses for _, losses in found], found[0][1], weight)
-    best = choose(losses, weight=weight, least_share=LABEL_SHARE)
-    return _FROM_WHOLE[best], found[best][0]
+        return simplest, 0.0
+    found = {
+        factor: _best_coupling(likelihood, Y, mean, factor * var, weight) for factor in MODERATIONS
+    }
+    losses = _with_an_error({factor: losses for factor, (_, losses) in found.items()}, weight)
+    best = choose_towards(losses, simplest, weight=weight, least_share=LABEL_SHARE)
+    return best, found[best][0]
 
 
 def _best_coupling(
@@ -193,10 +197,10 @@ def _best_coupling(
     if Y.shape[1] == 1:
         return 0.0, -likelihood.log_predictive(Y, mean, var)[:, 0]
     claims, own = _claims(likelihood, mean, var), Y.argmax(1, keepdim=True)
-    ordered = sorted(COUPLINGS, key=lambda coupling: abs(coupling - FEW_ROWS_COUPLING))
-    losses = [-_coupled(*claims, each).gather(1, own)[:, 0] for each in ordered]
-    best = choose(losses, weight=weight, least_share=LABEL_SHARE)
-    return ordered[best], losses[best]
+    losses = {each: -_coupled(*claims, each).gather(1, own)[:, 0] for each in COUPLINGS}
+    options: dict[str, Any] = {"least_share": LABEL_SHARE, "n_errors": 0.0, "weight": weight}
+    best = choose_towards(losses, FEW_ROWS_COUPLING, **options)
+    return best, losses[best]
 
 
 def coupled_log_probabilities(

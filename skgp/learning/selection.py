@@ -30,7 +30,7 @@ References
 """
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
@@ -100,6 +100,29 @@ def choose(
         if mean[k] - mean[best] <= max(error, least_effect):
             return k
     return best
+
+
+def choose_towards(losses: Mapping[float, Array], simplest: float, **options: Any) -> float:
+    """Of values on a line, the nearest to the simplest that is no worse than the best.
+
+    It lies between the two. On the other side of the simplest a value may be within the noise of
+    the best, where a few observations make that noise, and yet is no step towards it.
+
+    Parameters
+    ----------
+    losses : mapping of float to array of shape (n,)
+        In nats, of each value.
+    simplest : float
+        The value nearest to it is the simplest.
+    **options
+        Of `choose`.
+    """
+    line = sorted(losses)
+    tried = [losses[value] for value in line]
+    best = choose(tried, **{**options, "n_errors": 0.0, "least_effect": 0.0})
+    start = min(range(len(line)), key=lambda k: abs(line[k] - simplest))
+    way = range(start, best + 1) if start <= best else range(start, best - 1, -1)
+    return line[way[choose([tried[k] for k in way], **options)]]
 
 
 def improves(new: Array, old: Array, **options: Any) -> bool:

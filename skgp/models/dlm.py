@@ -48,7 +48,6 @@ References
    via coordinate descent: warm starts along a path.
 """
 
-import math
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any
@@ -60,7 +59,7 @@ from skgp.data import Data
 from skgp.inference.collapsed import calibrated_state, dense_posterior, evidence_ratio, statistics
 from skgp.inference.sparse import SparsePosterior, SparseState
 from skgp.kernels.gram import gram_diag
-from skgp.learning.selection import choose, improves
+from skgp.learning.selection import choose_towards, improves
 from skgp.learning.sparse import defaults
 from skgp.learning.sparse.objective import (
     BestState,
@@ -345,8 +344,9 @@ def fit_beta_path(problem: Problem) -> tuple[SparseFit, dict[float, float]]:
             # Hyper-parameters that overfit must not be passed on: it is the best state that is.
             way.append(fit_at(beta, way[-1].state, warm))
         tried += way[1:]
-    chosen = _nearest_to_one(tried)
-    path = {point.beta: point.loss for point in sorted(tried, key=lambda point: -point.beta)}
+    points = {point.beta: point for point in sorted(tried, key=lambda point: -point.beta)}
+    chosen = points[choose_towards({beta: point.losses for beta, point in points.items()}, 1.0)]
+    path = {beta: point.loss for beta, point in points.items()}
     history["validation"] = list(path.values())
     reported = float(held_out_losses(chosen.state, chosen.objective, reporting).mean())
     if recorder.stopped:
@@ -376,12 +376,6 @@ class _Point:
     @property
     def loss(self) -> float:
         return float(self.losses.mean())
-
-
-def _nearest_to_one(tried: list[_Point]) -> _Point:
-    """Of those within a standard error of the best; of equals the greater, regularising more."""
-    ordered = sorted(tried, key=lambda point: (abs(math.log(point.beta)), -point.beta))
-    return ordered[choose([point.losses for point in ordered])]
 
 
 def _four_parts(problem: Problem) -> tuple[Data, Data, Data, Data]:

@@ -89,9 +89,14 @@ from skgp.inference.vecchia.hessian import DenseHessian
 from skgp.inference.vecchia.laplace import LatentMode
 from skgp.inference.vecchia.neighbors import order_of
 from skgp.kernels.expression import split_noise, theta_places
-from skgp.learning.calibration import best_coupling, choose_moderation
+from skgp.learning.calibration import best_calibration, choose_moderation
 from skgp.learning.classification_hyperparameters import stratified_order
-from skgp.learning.defaults import LEAST_PRECISION, VECCHIA_INDUCING, VECCHIA_LEFT_OUT
+from skgp.learning.defaults import (
+    FEW_ROWS_MODERATION,
+    LEAST_PRECISION,
+    VECCHIA_INDUCING,
+    VECCHIA_LEFT_OUT,
+)
 from skgp.learning.vecchia import (
     VecchiaSettings,
     approximation,
@@ -260,10 +265,10 @@ def calibrated(
     mean, var = left_out(mode)
     rows, likelihood = mode.problem, mode.likelihood
     weight = rows.row_weight[:, 0]
-    moderation = choose_moderation(likelihood, rows.Y, mean, var, weight)[0]
     if c == 1:
-        return moderation, 0.0
-    return moderation, best_coupling(likelihood, rows.Y, mean, moderation * var, weight)
+        return choose_moderation(likelihood, rows.Y, mean, var, weight)[0], 0.0
+    moments = mean, var
+    return best_calibration(likelihood, rows.Y, *moments, weight, simplest=FEW_ROWS_MODERATION)
 
 
 @torch.no_grad()

@@ -105,6 +105,22 @@ def test_best_coupling_is_that_which_drew_the_labels(coupling):
 
 
 @pytest.mark.parametrize("coupling", [0.0, 1.0])
+def test_few_labels_decide_the_coupling(coupling):
+    """150 labels a time, whose gain over 1/2 is seldom a standard error."""
+    found = []
+    for seed in range(30):
+        rng = np.random.default_rng(seed)
+        mean = rng.normal(-0.5, 0.7, (150, 4))
+        proba = norm.cdf(mean) / norm.sf(mean) ** coupling
+        proba /= proba.sum(1, keepdims=True)
+        labels = (proba.cumsum(1) < rng.uniform(size=(150, 1))).sum(1)
+        Y = np.where(labels[:, None] == np.arange(4), 1.0, -1.0)
+        arrays = map(torch.from_numpy, (Y, mean, 1e-9 * np.ones_like(mean)))
+        found.append(best_coupling(Bernoulli("probit"), *arrays))
+    assert abs(np.mean(found) - coupling) < 0.2
+
+
+@pytest.mark.parametrize("coupling", [0.0, 1.0])
 @pytest.mark.parametrize("moderation", MODERATIONS)
 def test_best_calibration_is_that_which_drew_the_labels(moderation, coupling):
     rng = np.random.default_rng(0)

@@ -1,9 +1,12 @@
 """VecchiaGPClassifier: the contracts, dense limits, several classes, weights, model selection."""
 
 import pickle
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
+from scipy.stats import norm
 from sklearn.base import clone
 from sklearn.datasets import load_digits, make_moons
 from sklearn.gaussian_process.kernels import RBF, DotProduct, Matern, WhiteKernel
@@ -18,6 +21,8 @@ from skgp import (
 )
 from skgp.inference.defaults import LATENT_JITTER
 from skgp.learning.defaults import COUPLINGS, MODERATIONS
+from skgp.likelihoods import Bernoulli
+from skgp.models import vecchia as model_of
 from skgp.models.vecchia import left_out
 from tests.contracts.classifiers import ClassifierContract
 from tests.inference.vecchia.test_vecchia_laplace import OFFSET, conditionals, mode_of, problem
@@ -83,6 +88,24 @@ def test_left_out_moments_are_those_without_the_site():
             a = np.linalg.solve(A, C[rest, i])
             expected = float(OFFSET[j]) + a @ numbers[rest], C[i, i] - a @ C[rest, i]
             np.testing.assert_allclose((mean[i, j], var[i, j]), expected, atol=1e-6)
+
+
+def test_moderation_and_coupling_are_those_that_drew_the_labels_together(monkeypatch):
+    """Without the coupling all of the variance is too much: chosen first, it would be a quarter."""
+    rng = np.random.default_rng(0)
+    mean, var = rng.normal(0.0, 2.0, (4_000, 4)), rng.uniform(0.1, 10.0, (4_000, 4))
+    z = mean / np.sqrt(1 + var)
+    proba = norm.cdf(z) / norm.sf(z)  # moderation and exponent of the coupling are 1
+    proba /= proba.sum(1, keepdims=True)
+    codes = (proba.cumsum(1) < rng.uniform(size=(4_000, 1))).sum(1)
+    Y = torch.from_numpy(np.where(codes[:, None] == np.arange(4), 1.0, -1.0))
+    rows = SimpleNamespace(Y=Y, row_weight=torch.ones_like(Y))
+    mode = SimpleNamespace(weights=Y, problem=rows, likelihood=Bernoulli("probit"))
+    moments = torch.from_numpy(mean), torch.from_numpy(var)
+    monkeypatch.setattr(model_of, "VECCHIA_LEFT_OUT", 10_000)
+    monkeypatch.setattr(model_of, "left_out", lambda mode: moments)
+    found = model_of.calibrated(SimpleNamespace(data=Y), mode, KERNEL, torch.Generator())
+    assert found == (1.0, 1.0)
 
 
 def test_draws_stand_for_the_covariance_of_many_rows(monkeypatch):

@@ -18,8 +18,7 @@ from skgp.learning.amplitude import (
     leave_one_out_moments,
     some_columns,
 )
-from skgp.learning.calibration import _FROM_SIMPLEST as FROM_SIMPLEST
-from skgp.learning.defaults import LABEL_SHARE, MODERATIONS
+from skgp.learning.defaults import FEW_ROWS_MODERATION, LABEL_SHARE, MODERATIONS
 from skgp.learning.selection import choose
 from skgp.likelihoods import Bernoulli
 from skgp.optim.stopping import StopRecorder
@@ -150,8 +149,14 @@ def test_leave_one_out_moments_of_a_row_of_great_weight_are_finite():
     assert bool(mean.isfinite().all()) and bool((variance > 0).all())
 
 
-def chosen(densities, order, weight):
-    """The first, in this order, of log densities (p,) that the rule of selection cannot improve."""
+def chosen(densities, simplest, weight):
+    """The nearest to the simplest, of log densities (p,) that the rule of selection cannot improve.
+
+    On the side of the best.
+    """
+    best = max(densities, key=lambda key: float(weight @ np.asarray(densities[key])))
+    low, high = sorted((simplest, best))
+    order = sorted((k for k in densities if low <= k <= high), key=lambda k: abs(k - simplest))
     losses = [-densities[key] for key in order]
     return order[choose(losses, weight=weight, least_share=LABEL_SHARE)]
 
@@ -161,11 +166,7 @@ def moderated_choice(densities, weight):
     doubt = 1 - np.exp(densities[1.0])
     share = weight.mean() * doubt / (weight @ doubt)
     told = {key: each + share * np.log1p(-np.exp(each)) for key, each in densities.items()}
-    return chosen(told, FROM_SIMPLEST, weight)
-
-
-def nearest_to_1(factors):
-    return sorted(factors, key=lambda a: abs(np.log(a)))
+    return chosen(told, FEW_ROWS_MODERATION, weight)
 
 
 def test_leave_one_out_choice_is_that_of_its_moments():
@@ -182,7 +183,7 @@ def test_leave_one_out_choice_is_that_of_its_moments():
         best[a] = densities
     moderations = {a: moderated_choice(each, weight) for a, each in best.items()}
     at_chosen = {a: best[a][moderations[a]] for a in best}
-    assert choice.prior_variance == chosen(at_chosen, nearest_to_1(FACTORS), weight)
+    assert choice.prior_variance == chosen(at_chosen, 1.0, weight)
     assert list(choice.amplitude_scores) == list(FACTORS)
     assert choice.moderation == moderations[choice.prior_variance]
     found = {a: np.average(each, weights=weight) for a, each in at_chosen.items()}
@@ -238,7 +239,7 @@ def test_held_out_choice_is_that_of_fits_without_the_rows(noise, weighted):
         moments[a] = dense_latent(problem, a, without=held_out.numpy(), at=held_out.numpy())
         densities[a] = -np.logaddexp(0, -y * moments[a][0])
     choice = held_out_choice(problem, held_out, factors)
-    best = chosen(densities, nearest_to_1(factors), weight)
+    best = chosen(densities, 1.0, weight)
     brute = {a: np.average(each, weights=weight) for a, each in densities.items()}
     assert choice.prior_variance == best == {0.5: 100.0, 1.5: 1.0}[noise]
     # The fits end when a step gains less than 1e-4 nats a row.

@@ -87,6 +87,17 @@ def test_scores_prefer_the_variance_that_there_is(noise, best):
     assert scores[found] > scores[best] - 0.015
 
 
+def test_one_label_far_from_its_mean_does_not_hide_the_variance_that_there_is():
+    """It makes the noise of the loss of the mean alone so great that no factor is surely better."""
+    generator = torch.Generator().manual_seed(0)
+    mean = 2 * torch.randn(2_000, 1, generator=generator, dtype=torch.float64)
+    f = mean + 2 * torch.randn(mean.shape, generator=generator, dtype=torch.float64)
+    Y = torch.where(torch.rand(f.shape, generator=generator) < f.sigmoid(), 1.0, -1.0).double()
+    var = torch.full_like(mean, 16.0)  # four times as much as there is
+    mean[0], var[0], Y[0] = 300.0, 400.0**2, -1.0
+    assert choose_moderation(Bernoulli(), Y, mean, var, n_errors=2.0)[0] == 0.25
+
+
 def test_few_labels_do_not_say_how_to_moderate():
     generator = torch.Generator().manual_seed(0)
     chosen = []

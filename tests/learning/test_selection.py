@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from skgp.learning.defaults import LEAST_EFFECT
-from skgp.learning.selection import choose, held_out_rows, hold_out, improves
+from skgp.learning.selection import choose, choose_towards, held_out_rows, hold_out, improves
 
 N_RUNS = 400
 
@@ -32,6 +32,16 @@ def test_choose_ignores_nearly_equal_fits_of_tiny_standard_error():
 
     assert share_of_complex(nearly_equal) == 0
     assert share_of_complex(nearly_equal, least_effect=0.0) == 1
+
+
+def test_a_value_on_the_other_side_of_the_simplest_is_no_step_towards_the_best():
+    rng = np.random.RandomState(0)
+    losses = dict.fromkeys((0.0, 0.1, 0.4, 1.0), np.ones(100))
+    losses[0.4] = losses[0.1] - 0.2 + 0.1 * rng.standard_normal(100)  # 20 standard errors better
+    losses[0.0] = losses[0.1] + np.eye(100)[0] * 40  # .6 worse, by a standard error of .4
+    assert choose_towards(losses, 0.1, n_errors=2.0) == 0.4
+    assert choose_towards(losses, 0.1, n_errors=30.0) == 0.1
+    assert choose_towards({0.4: losses[0.4], 1.0: losses[1.0]}, 0.1) == 0.4  # nearest to it
 
 
 def test_choose_ignores_noise_among_many_candidates_of_little_difference():
