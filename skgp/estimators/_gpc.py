@@ -17,6 +17,7 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted
 
 from skgp.estimators._base import resolve_device
+from skgp.estimators._classification_data import encode
 from skgp.estimators._fitting import FitSession, fit_context, fit_session, within_limits
 from skgp.estimators._front_door import FrontDoor, choose_method, classifier_of, validated
 from skgp.estimators._gpc_binary import LaplaceBinaryClassifier
@@ -27,7 +28,6 @@ from skgp.estimators._parameters import (
     options,
     warn_of_idle_options,
 )
-from skgp.estimators._validation import encode
 
 
 class GaussianProcessClassifier(ClassifierMixin, FrontDoor):
