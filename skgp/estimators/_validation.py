@@ -127,7 +127,7 @@ def _check_targets(y: Any, numeric: bool) -> None:
 
 def _places(bad: Any) -> str:
     """The first of the rows (n,) or (n, d) with what is bad, and how many they are."""
-    rows = np.atleast_1d(bad).any(axis=tuple(range(1, np.ndim(bad))))
+    rows = np.asarray(np.atleast_1d(bad).any(axis=tuple(range(1, np.ndim(bad)))))
     return f"; first in row {int(rows.argmax())} ({rows.sum()} of {len(rows)} rows)."
 
 
