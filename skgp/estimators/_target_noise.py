@@ -40,6 +40,7 @@ from skgp.learning.markov.defaults import STRUCTURE_ROWS
 from skgp.learning.markov.series_search import Problem, evidence_near
 from skgp.learning.noise_function import NoiseFunction, learn_noise_function, logs_predict_better
 from skgp.likelihoods import Likelihood
+from skgp.linalg import warn_caller
 from skgp.models.state_space import kernel_of, series_of
 from skgp.samplers.diagnostics import effective_sample_size
 
@@ -227,8 +228,8 @@ class VaryingNoise(LogScale):
             raise ValueError(
                 f"heteroscedastic=True is of Gaussian noise that is learned; got "
                 f"likelihood={self.likelihood!r}, optimizer={self.optimizer!r} and "
-                f"kernel={self.kernel!r}. Use likelihood='gaussian' and a noise level that is not "
-                "fixed, or heteroscedastic='auto'."
+                f"kernel={self.kernel!r}. Use likelihood='gaussian', an optimizer and a noise "
+                "level that is not fixed, or heteroscedastic='auto'."
             )
         if stream:
             raise ValueError(
@@ -259,6 +260,8 @@ class VaryingNoise(LogScale):
         elif not self.heteroscedastic:
             return False
         projected = getattr(self, "_projection", None) is not None
+        if projected and self.heteroscedastic is True:
+            warn_caller("heteroscedastic=True has no effect with a projection. Set it to None.")
         varies = data.y.ndim == 1 and bool(data.y.max() > data.y.min())
         return varies and self._learns and not projected
 
@@ -273,8 +276,6 @@ class VaryingNoise(LogScale):
         data = Data(data.X, data.y, None if capped is None else to_tensor(capped))
         smoother = self._kernels(data)[0] if self.heteroscedastic == "auto" else None
         return learn_noise_function(self.kernel_, data, smoother)
-
-    # ---- prediction --------------------------------------------------------------------------
 
     @over_rows
     @within_limits
