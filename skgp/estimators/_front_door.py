@@ -15,7 +15,13 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike
 from sklearn.base import BaseEstimator, clone
-from sklearn.gaussian_process.kernels import RBF, ConstantKernel, Kernel, WhiteKernel
+from sklearn.gaussian_process.kernels import (
+    RBF,
+    CompoundKernel,
+    ConstantKernel,
+    Kernel,
+    WhiteKernel,
+)
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import validate_data
 
@@ -250,6 +256,10 @@ def _common(estimator: Any) -> dict[str, Any]:
 def validated(estimator: Any, X: ArrayLike, y: Any = "no_validation", **checks: Any) -> Any:
     """X, or X and y, checked as scikit-learn's Gaussian processes do: lists of objects, too."""
     kernel = estimator.kernel
+    if isinstance(kernel, CompoundKernel):
+        raise ValueError(
+            "kernel cannot be a CompoundKernel; give one kernel for all classes or targets."
+        )
     vectors = kernel is None or kernel.requires_vector_input
     checks |= {"ensure_2d": vectors, "dtype": "numeric" if vectors else None}
     if isinstance(y, str):

@@ -150,8 +150,6 @@ class GaussianProcessClassifier(ClassifierMixin, FrontDoor):
         object
             The estimator.
         """
-        if isinstance(self.kernel, CompoundKernel):
-            raise ValueError("kernel cannot be a CompoundKernel; give one kernel for all classes.")
         with fit_session(self, X, y) as session:
             warn_of_idle_options(self, fitted=False)
             X, y = validated(self, X, y, multi_output=False)
