@@ -28,6 +28,7 @@ from skgp.estimators._parameters import (
     options,
     warn_of_idle_options,
 )
+from skgp.estimators._validation import told_of_text
 
 
 class GaussianProcessClassifier(ClassifierMixin, FrontDoor):
@@ -268,7 +269,8 @@ class GaussianProcessClassifier(ClassifierMixin, FrontDoor):
         if self.method_ != "exact":
             return self.base_estimator_.log_predictive_density(validated(self, X), y)
         proba = self.predict_proba(X)
-        check_consistent_length(proba, y)
+        with told_of_text(None, y):
+            check_consistent_length(proba, y)
         codes = encode(np.asarray(y), self.classes_)
         return np.log(proba[np.arange(len(codes)), codes])
 

@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike
 from scipy.special import ndtri
 from scipy.stats import norm
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel
-from sklearn.utils import check_random_state
+from sklearn.utils import check_consistent_length, check_random_state
 from sklearn.utils.validation import check_is_fitted
 
 from skgp.estimators._base import resolve_device
@@ -18,7 +18,13 @@ from skgp.estimators._fitting import within_limits
 from skgp.estimators._front_door import evidence_or_infinity, validated
 from skgp.estimators._functions import RegressorFunctions, check_gradients_asked, white_variance
 from skgp.estimators._predictive import of_targets
-from skgp.estimators._validation import check_joint_memory, check_n_samples, checked_levels, ends_of
+from skgp.estimators._validation import (
+    check_joint_memory,
+    check_n_samples,
+    checked_levels,
+    ends_of,
+    told_of_text,
+)
 from skgp.estimators.defaults import LIMITED_PAIRS, TILE_LEAST, TILE_MATRICES, TILE_PAIRS
 from skgp.inference.exact import covariance, posterior_mean, variance
 from skgp.kernels.training import cross_gram, training_gram
@@ -248,7 +254,10 @@ class RegressorPredictions(RegressorFunctions):
         if self.method_ != "exact":
             return self.estimator_.log_predictive_density(validated(self, X), y)
         mean, std = self._observed(X)
-        return np.asarray(norm.logpdf(np.asarray(y, dtype=float).reshape(mean.shape), mean, std))
+        with told_of_text(None, y, numeric=True):
+            check_consistent_length(mean, y)
+            targets = np.asarray(y, dtype=float).reshape(mean.shape)
+        return np.asarray(norm.logpdf(targets, mean, std))
 
     def log_marginal_likelihood(
         self, theta: ArrayLike | None = None, eval_gradient: bool = False, clone_kernel: bool = True

@@ -152,6 +152,16 @@ def test_missing_labels_are_found(name):
 
 
 @pytest.mark.parametrize("name", NAMES)
+def test_scored_targets_are_checked(name):
+    y = np.where(Y > 0.5, "yes", "no") if name.endswith("Classifier") else Y
+    model = getattr(skgp, name)(optimizer=None).fit(X, y)
+    with pytest.raises(ValueError, match=r"y contains NaN; first in row 7 \(1 of 20 rows\)"):
+        model.log_predictive_density(X, np.where(np.arange(20) == 7, None, y))
+    with pytest.raises(ValueError, match="inconsistent numbers of samples"):
+        model.log_predictive_density(X, y[:3])
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_values_under_a_mask_are_not_taken(name):
     model, lost = getattr(skgp, name)(optimizer=None), np.isin(np.arange(20), (7, 9))
     y = (Y > 0.5).astype(float) if name.endswith("Classifier") else Y
