@@ -72,3 +72,19 @@ def test_rows_of_simple_tables_are_whole():
         if line.strip() and line[0] not in " =-" and not line[found[1].index(" ") :].strip()
     ]
     assert lines == []
+
+
+NAMED = re.compile(r"``((?:skgp|tests|examples)/[\w/]+(?:\.py)?)``(?::\s+``([\w.]+)``)?")
+
+
+def test_code_that_pages_name_is_there():
+    """Files, and what is said to be in one: "``file``: ``name``"."""
+    lost = []
+    for page in sorted(DOC.glob("[!a_]*/*.rst")):
+        for file, name in NAMED.findall(page.read_text(encoding="utf-8")):
+            path = ROOT / file
+            files = [path] if path.is_file() else path.glob("*.py")
+            text = "".join(each.read_text(encoding="utf-8") for each in files)
+            known = set(re.findall(r"\w+", text)) if path.exists() else set()
+            lost += [(page.name, file, name)] * (not {*re.findall(r"\w+", name)} < known)
+    assert lost == []

@@ -282,7 +282,7 @@ class BaseGP(DescribedEstimator, CallbackSupportMixin, BaseEstimator, metaclass=
 
     def _validated(self, X: ArrayLike, *y: ArrayLike, **checks: bool) -> Any:
         """X (n, d) in float64, and y where it is given: `checks` are those of `validate_data`."""
-        with told_of_text(X, *y if checks.get("y_numeric") else ()):
+        with told_of_text(X, *y, numeric=checks.get("y_numeric", False)):
             return validate_data(self, X, *y, dtype=np.float64, **checks)
 
     def _validate_prediction(self, X: ArrayLike) -> np.ndarray:

@@ -63,10 +63,9 @@ from sklearn.utils import gen_batches
 from skgp.data import Data
 from skgp.estimators._base import Backend, arrays, to_tensor
 from skgp.estimators._blocks import in_memory, over_rows, training_blocks
-from skgp.estimators._classification_data import ClassificationData
+from skgp.estimators._classification_data import ClassificationData, encode
 from skgp.estimators._fitting import fit_context, fit_session, within_limits
 from skgp.estimators._kernels import default_classification_kernels, refuse_noise
-from skgp.estimators._validation import encode
 from skgp.estimators.defaults import (
     FEW_LABEL_SCALE_STD,
     FEW_LABELS,

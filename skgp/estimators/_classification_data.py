@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
+from scipy.special import logit, ndtri
+from sklearn.utils.class_weight import compute_class_weight
 from sklearn.utils.multiclass import check_classification_targets
 
 from skgp.blocks import Blocks, MappedBlocks
@@ -16,14 +18,14 @@ from skgp.estimators._base import Backend, BaseGP, arrays, keep_weighted_rows, t
 from skgp.estimators._blocks import checked_moments, class_blocks, class_masses, some_of
 from skgp.estimators._parameters import StrOptions
 from skgp.estimators._validation import (
-    base_rate_offset,
-    class_weights,
     distinct_labels,
-    encode,
+    listing,
     natural_dtype,
-    one_vs_rest,
     validate_training_data,
 )
+from skgp.estimators.defaults import LEAST_BASE_RATE
+from skgp.kernels.scales import capped_weights
+from skgp.learning.selection import class_codes
 from skgp.likelihoods import Bernoulli
 
 
@@ -189,3 +191,90 @@ def _class_weighted(data: Data, *, factor: np.ndarray | None) -> Data:
         return data
     weight = to_tensor(factor)[data.y.long()]
     return replace(data, weight=weight if data.weight is None else weight * data.weight)
+
+
+def encode(y: np.ndarray, classes: np.ndarray) -> np.ndarray:
+    """Return the index into ``classes`` of each label, shape (n,).
+
+    ValueError names labels that are not among ``classes``.
+    """
+    index = {label: code for code, label in enumerate(classes.tolist())}
+    labels = distinct_labels(y, "y")
+    unseen = [label for label in labels.tolist() if label not in index]
+    if unseen:
+        raise ValueError(
+            f"y holds labels that are not among the classes: {listing(unseen)}. The classes are "
+            f"{listing(list(index))}. Leave such rows out, or fit with rows of every class "
+            "(partial_fit: name all of them by classes= in the first call)."
+        )
+    codes = np.array([index[label] for label in labels.tolist()])
+    return codes[np.searchsorted(labels, y)]
+
+
+def class_weights(
+    class_weight: dict | str,
+    classes: np.ndarray,
+    codes: np.ndarray,
+    sample_weight: np.ndarray | None,
+) -> np.ndarray:
+    """Return the weight of each class, shape (n_classes,).
+
+    ``class_weight`` holds weights by label, 1 where it is silent; "balanced" is inversely
+    proportional to the (weighted) number of rows of the class. A key that is no class is an error
+    only if a class goes without a weight: else it may be a class that has no row in a fold of
+    cross-validation. ``codes`` (n,) index ``classes``.
+    """
+    if isinstance(class_weight, str):
+        return compute_class_weight(
+            class_weight, classes=np.arange(len(classes)), y=codes, sample_weight=sample_weight
+        )
+    labels = classes.tolist()
+    unknown = [key for key in class_weight if key not in labels]
+    silent = [label for label in labels if label not in class_weight]
+    if unknown and silent:
+        raise ValueError(
+            f"class_weight has keys that are no classes, {listing(unknown)}, and no weight for "
+            f"{listing(silent)}. The classes are {listing(labels)}."
+        )
+    weights = np.array([class_weight.get(label, 1.0) for label in labels], dtype=np.float64)
+    if not (np.isfinite(weights) & (weights > 0)).all():
+        raise ValueError(
+            f"class_weight must be positive and finite; got {class_weight}. To leave a class out, "
+            "leave out its rows or give them sample_weight 0."
+        )
+    return weights
+
+
+def one_vs_rest(codes: np.ndarray, n_classes: int) -> np.ndarray:
+    """Return the coding Y (n, c) in {-1., +1.}: c = 1 for two classes, else one column a class.
+
+    ``codes`` (n,) run from 0; of two classes the column is +1 for code 1.
+    """
+    positive = np.array([1]) if n_classes == 2 else np.arange(n_classes)
+    return np.where(codes[:, None] == positive, 1.0, -1.0)
+
+
+def base_rate_offset(
+    Y: np.ndarray,
+    sample_weight: np.ndarray | None = None,
+    *,
+    link: str = "logit",
+    cautious: bool = False,
+) -> np.ndarray:
+    r"""Return the constant latent function that predicts the base rates, shape (c,).
+
+    .. math:: g^{-1}\Big(\sum_i w_i [Y_{ik} = 1] \Big/ \sum_i w_i\Big)
+
+    with shares kept 1e-6 away from 0 and 1, where it is infinite, and weights capped: one row that
+    outweighs all others by far is no base rate.
+
+    ``Y`` (n, c) is in {-1., +1.}; g is the sigmoid of ``link``. ``cautious`` counts a row of each
+    kind more: rows of a class may come later.
+    """
+    if cautious:
+        Y = np.vstack([Y, np.ones_like(Y[:1]), -np.ones_like(Y[:1])])
+        if sample_weight is not None:
+            sample_weight = np.append(sample_weight, [sample_weight.mean()] * 2)
+    share = np.average(Y > 0, axis=0, weights=capped_weights(sample_weight, class_codes(Y)))
+    share = np.clip(share, LEAST_BASE_RATE, 1 - LEAST_BASE_RATE)
+    return {"logit": logit, "probit": ndtri}[link](share)

@@ -15,7 +15,13 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike
 from sklearn.base import BaseEstimator, clone
-from sklearn.gaussian_process.kernels import RBF, ConstantKernel, Kernel, WhiteKernel
+from sklearn.gaussian_process.kernels import (
+    RBF,
+    CompoundKernel,
+    ConstantKernel,
+    Kernel,
+    WhiteKernel,
+)
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import validate_data
 
@@ -250,18 +256,30 @@ def _common(estimator: Any) -> dict[str, Any]:
 def validated(estimator: Any, X: ArrayLike, y: Any = "no_validation", **checks: Any) -> Any:
     """X, or X and y, checked as scikit-learn's Gaussian processes do: lists of objects, too."""
     kernel = estimator.kernel
+    if isinstance(kernel, CompoundKernel):
+        raise ValueError(
+            "kernel cannot be a CompoundKernel; give one kernel for all classes or targets."
+        )
     vectors = kernel is None or kernel.requires_vector_input
     checks |= {"ensure_2d": vectors, "dtype": "numeric" if vectors else None}
     if isinstance(y, str):
         if vectors and is_valid(estimator, X):
             return X
         with told_of_text(X):
-            return validate_data(estimator, X, reset=False, **checks)
-    with told_of_text(X, y if checks.get("y_numeric") else None):
+            return _numbers(validate_data(estimator, X, reset=False, **checks), vectors)
+    with told_of_text(X, y, numeric=checks.get("y_numeric", False)):
         rows, targets = validate_data(estimator, X, y, **checks)
-        # scikit-learn leaves a data frame with a categorical column as objects.
-        as_numbers = vectors and rows.dtype.kind == "O"
-        return (rows.astype(np.float64) if as_numbers else rows), targets
+        return _numbers(rows, vectors), targets
+
+
+def _numbers(rows: Any, vectors: bool) -> Any:
+    """Vectors as numbers that torch reads, as scikit-learn leaves them where it does.
+
+    It leaves a data frame with a categorical column as objects, and other byte orders.
+    """
+    if not vectors or (rows.dtype.kind != "O" and rows.dtype.itemsize <= 8 and rows.dtype.isnative):
+        return rows
+    return rows.astype(np.float64)
 
 
 def theta_starts(kernel: Kernel, n_restarts: int, random_state: Any) -> np.ndarray:

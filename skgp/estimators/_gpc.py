@@ -17,6 +17,7 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted
 
 from skgp.estimators._base import resolve_device
+from skgp.estimators._classification_data import encode
 from skgp.estimators._fitting import FitSession, fit_context, fit_session, within_limits
 from skgp.estimators._front_door import FrontDoor, choose_method, classifier_of, validated
 from skgp.estimators._gpc_binary import LaplaceBinaryClassifier
@@ -27,7 +28,7 @@ from skgp.estimators._parameters import (
     options,
     warn_of_idle_options,
 )
-from skgp.estimators._validation import encode
+from skgp.estimators._validation import told_of_text
 
 
 class GaussianProcessClassifier(ClassifierMixin, FrontDoor):
@@ -150,8 +151,6 @@ class GaussianProcessClassifier(ClassifierMixin, FrontDoor):
         object
             The estimator.
         """
-        if isinstance(self.kernel, CompoundKernel):
-            raise ValueError("kernel cannot be a CompoundKernel; give one kernel for all classes.")
         with fit_session(self, X, y) as session:
             warn_of_idle_options(self, fitted=False)
             X, y = validated(self, X, y, multi_output=False)
@@ -270,7 +269,8 @@ class GaussianProcessClassifier(ClassifierMixin, FrontDoor):
         if self.method_ != "exact":
             return self.base_estimator_.log_predictive_density(validated(self, X), y)
         proba = self.predict_proba(X)
-        check_consistent_length(proba, y)
+        with told_of_text(None, y):
+            check_consistent_length(proba, y)
         codes = encode(np.asarray(y), self.classes_)
         return np.log(proba[np.arange(len(codes)), codes])
 

@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike
 from scipy.special import ndtri
 from scipy.stats import norm
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel
-from sklearn.utils import check_random_state
+from sklearn.utils import check_consistent_length, check_random_state
 from sklearn.utils.validation import check_is_fitted
 
 from skgp.estimators._fitting import within_limits
@@ -24,7 +24,13 @@ from skgp.estimators._predictive import (
     of_targets,
     std_gradient,
 )
-from skgp.estimators._validation import check_joint_memory, check_n_samples, checked_levels, ends_of
+from skgp.estimators._validation import (
+    check_joint_memory,
+    check_n_samples,
+    checked_levels,
+    ends_of,
+    told_of_text,
+)
 from skgp.estimators.defaults import LIMITED_PAIRS, TILE_LEAST, TILE_MATRICES, TILE_PAIRS
 from skgp.inference.exact import covariance, posterior_mean, variance, variance_and_weights
 from skgp.kernels.training import cross_gram, cross_gram_with_gradient, variance_gradient
@@ -270,7 +276,10 @@ class RegressorPredictions:
             new points, is left out.
         """
         mean, std = self._observed(X)
-        return np.asarray(norm.logpdf(np.asarray(y, dtype=float).reshape(mean.shape), mean, std))
+        with told_of_text(None, y, numeric=True):
+            check_consistent_length(mean, y)
+            targets = np.asarray(y, dtype=float).reshape(mean.shape)
+        return np.asarray(norm.logpdf(targets, mean, std))
 
     # ---- the function f
 

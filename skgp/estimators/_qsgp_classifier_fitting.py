@@ -16,11 +16,10 @@ from skgp.data import Data, replicates
 from skgp.estimators._base import Backend, arrays, to_tensor
 from skgp.estimators._base_classifier import StreamingGPClassifier
 from skgp.estimators._blocks import numbers_of_some
-from skgp.estimators._classification_data import coded_columns
+from skgp.estimators._classification_data import coded_columns, one_vs_rest
 from skgp.estimators._fitting import Callback, FitSession
 from skgp.estimators._qsgp_fitting import QSGPMixin, inducing_points
 from skgp.estimators._reduction import ProjectedClassifierMixin, cluster_centres
-from skgp.estimators._validation import one_vs_rest
 from skgp.inference.laplace import OnlineLaplace
 from skgp.inference.weights.posterior import AugmentedPosterior
 from skgp.kernels import has_spectral_density

@@ -197,7 +197,7 @@ class QSGPFitting(QSGPMixin, VaryingNoise, StreamingGPRegressor):
 
     @property
     def _one_target(self) -> str | None:
-        alone = {"relevance": "basis", "sgd": "solver"}
+        alone = {"relevance": "basis", "sgd": "solver", True: "heteroscedastic"}
         alone |= dict.fromkeys(("laplace", "lognormal"), "likelihood")
         asked = (f" with {k}={v!r}" for v, k in alone.items() if getattr(self, k) == v)
         return next(asked, None)

@@ -25,7 +25,7 @@ from skgp.estimators._state_space_common import StateSpaceMixin
 from skgp.estimators._target_noise import SeriesScale
 from skgp.estimators._time import framed
 from skgp.estimators.defaults import NOISE_BOUNDS, SERIES_NOISE
-from skgp.inference.gp_mixture import AveragedState, mixture_log_density, mixture_quantiles
+from skgp.inference.gp_mixture import AveragedState
 from skgp.inference.markov.inducing import GaussianSums
 from skgp.inference.markov.states import InducingState
 from skgp.kernels import split_noise
@@ -364,30 +364,16 @@ class StateSpaceGPRegressor(
     # ---- averages over hyper-parameters: mixtures of Gaussians
 
     @property
-    def _is_averaged(self) -> bool:
+    def _is_mixture(self) -> bool:  # type: ignore[override]
         return isinstance(self._states[0], AveragedState)
 
-    def _mixture(self, X: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Weights (k,), means and variances (k, n) of z under each state averaged over."""
+    def _components(self, X: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         weights, mean, var = to_arrays(
             *cast(AveragedState, self._states[0]).mixture(self._inputs(X))
         )
         return weights, mean, var
 
     def _observation_samples(self, X, n_samples, rng, **offset):
-        if self._is_averaged:
+        if self._is_mixture:
             return self._latent_samples(X, n_samples, rng, noise=True)
         return super()._observation_samples(X, n_samples, rng, **offset)
-
-    def _quantiles(self, X, levels, **offset):
-        if self._is_averaged:
-            return self._by_chunks(lambda rows: mixture_quantiles(*self._mixture(rows), levels), X)
-        return super()._quantiles(X, levels, **offset)
-
-    def _log_density(self, X, z, **offset):
-        if not self._is_averaged:
-            return super()._log_density(X, z, **offset)
-        return self._by_chunks(
-            lambda rows: mixture_log_density(*self._mixture(rows[:, :-1]), rows[:, -1]),
-            np.column_stack([X, z]),
-        )

@@ -21,6 +21,7 @@ from skgp.inference.defaults import LOCAL_JITTER
 from skgp.kernels.expression import split_noise
 from skgp.learning.local.hyperparameters import search_hyperparameters
 from skgp.learning.sparse.evidence import search_by_evidence
+from skgp.linalg import warn_caller
 from skgp.linalg.runtime import to_arrays
 
 
@@ -221,7 +222,11 @@ class SWSGPRegressor(SWSGPMixin, VaryingNoise, LikelihoodGPRegressor, StreamingG
         super()._check_parameters(stream=stream)
 
     def _may_vary(self, data: Data) -> bool:
-        return self._projection is None and super()._may_vary(data)
+        if self._projection is None:
+            return super()._may_vary(data)
+        if self.heteroscedastic is True:
+            warn_caller("heteroscedastic=True has no effect with a projection. Set it to None.")
+        return False
 
     def _learn(
         self,

@@ -233,8 +233,8 @@ class VaryingNoise(LogScale):
             raise ValueError(
                 f"heteroscedastic=True is of Gaussian noise that is learned; got "
                 f"likelihood={self.likelihood!r}, optimizer={self.optimizer!r} and "
-                f"kernel={self.kernel!r}. Use likelihood='gaussian' and a noise level that is not "
-                "fixed, or heteroscedastic='auto'."
+                f"kernel={self.kernel!r}. Use likelihood='gaussian', an optimizer and a noise "
+                "level that is not fixed, or heteroscedastic='auto'."
             )
         if stream:
             raise ValueError(
@@ -273,8 +273,6 @@ class VaryingNoise(LogScale):
         data = _capped(data)
         smoother = self._kernels(data)[0] if self.heteroscedastic == "auto" else None
         return learn_noise_function(self.kernel_, data, smoother)
-
-    # ---- prediction --------------------------------------------------------------------------
 
     @over_rows
     @within_limits

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from numbers import Integral
@@ -10,14 +11,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 from scipy.sparse import issparse
-from scipy.special import logit, ndtri
-from sklearn.utils.class_weight import compute_class_weight
 
 from skgp.blocks import is_dask
-from skgp.estimators._time import is_dates, refuse_dates, table_columns
-from skgp.estimators.defaults import JOINT_MATRICES, LARGEST_INPUT, LARGEST_TARGET, LEAST_BASE_RATE
-from skgp.kernels.scales import capped_weights
-from skgp.learning.selection import class_codes
+from skgp.estimators._time import absent, is_dates, refuse_dates, table_columns
+from skgp.estimators.defaults import JOINT_MATRICES, LARGEST_INPUT, LARGEST_TARGET
 from skgp.linalg.runtime import memory_budget, require_memory
 
 _ADVICE = {
@@ -25,12 +22,15 @@ _ADVICE = {
     "sklearn.impute.SimpleImputer.",
     "target": "Drop the rows without a target; in a series, StateSpaceGPRegressor takes NaN for "
     "what was not observed.",
+    "label": "Drop the rows without a label.",
+    "infinite": "Correct or drop such rows.",
     "missing": "Drop or impute such rows.",
     "negative": "Correct or drop such rows, or take a likelihood for real numbers.",
     "fractional": "Round them if they are counts, give the counts of rates with their exposure, or "
     "take a likelihood for real numbers.",
     "shape": "X must be a table of numbers whose rows are of one length.",
-    "sparse": "Sparse data was passed for X, which must be dense: X.toarray(). In a pipeline, "
+    "sparse": "Sparse data was passed for X, which must be dense: X.toarray(), or of a DataFrame "
+    "X.sparse.to_dense(). In a pipeline, "
     "OneHotEncoder(sparse_output=False), or sparse_threshold=0 of a ColumnTransformer.",
     "text": "Encode categories by sklearn.preprocessing.OneHotEncoder in a "
     "sklearn.compose.make_column_transformer, convert text dates by pandas.to_datetime, or drop "
@@ -48,12 +48,10 @@ def validate_training_data(
     y is (n,) or, if `one_target` is None, (n, t) of several targets; else that says where the
     estimator takes one alone, such as " with solver='sgd'", or nothing if everywhere.
 
-    ValueError as it raises, with a remedy where y holds several targets; where the targets of a
-    regression are dates; and for an input or target too large to be squared, naming value and row.
+    ValueError as it raises, with a remedy where y holds several targets, and for an input or target
+    too large to be squared, naming value and row.
     """
     numeric, name = bool(params.get("y_numeric")), type(estimator).__name__
-    if numeric:
-        refuse_dates(y)
     several = one_target is None and not issparse(y)
     try:
         inputs, targets = estimator._validated(X, y, multi_output=several, **params)
@@ -72,48 +70,105 @@ def validate_training_data(
 
 
 @contextmanager
-def told_of_text(X: Any, y: Any = None) -> Iterator[None]:
-    """ValueError with a remedy where scikit-learn refuses X or y, or numeric y is text.
+def told_of_text(X: Any, y: Any = None, *, numeric: bool = False) -> Iterator[None]:
+    """ValueError with a remedy where scikit-learn refuses X or y, or takes what is no number.
 
-    y is None where it holds labels. Of text, dates, NaN and infinity in X it names the columns.
+    That is text and dates where y is `numeric`, objects without a value (None, NA), of which
+    scikit-learn makes NaN, and masked values, of which it takes what is under the mask. Of text,
+    dates, NaN and infinity in X it names the columns.
     """
-    found = None if y is None or is_dask(y) else _first_text(y)
-    if found is not None:
-        raise ValueError(
-            f"y holds text, such as {found!r}, where a regressor needs numbers. Take a classifier "
-            "if these are labels, or convert them by y.astype(float)."
-        )
+    _refuse_masked(X, "X")
+    if not (y is None or is_dask(y) or issparse(y)):
+        _refuse_masked(y, "y")
+        _check_targets(y, numeric)
     try:
         yield
     except (TypeError, ValueError) as error:
-        if issparse(X):
+        if issparse(X) or "Sparse data was passed" in str(error):
             raise TypeError(_ADVICE["sparse"]) from error
         if "inhomogeneous" in str(error):
             raise ValueError(f"{_ADVICE['shape']} {error}") from error
-        advice = _advice_on_text(X) or _advice_on_missing(X, str(error))
+        advice = (
+            _advice_on_text(X)
+            or _advice_on_missing(X, str(error))
+            or _advice_on_infinity(y, str(error))
+            or _advice_on_names(X, str(error))
+        )
         if not advice:
             raise
         raise ValueError(advice) from error
 
 
+def _refuse_masked(values: Any, name: str) -> None:
+    if np.ma.is_masked(values):
+        raise ValueError(
+            f"{name} is a masked array without values{_places(np.ma.getmaskarray(values))} Drop "
+            f"such rows, or give what {name}.filled(np.nan) returns where NaN is taken or imputed."
+        )
+
+
+def _check_targets(y: Any, numeric: bool) -> None:
+    """ValueError of targets without a value; if `numeric` of text and dates, too."""
+    found = _first_text(y) if numeric else None
+    if found is not None:
+        raise ValueError(
+            f"y holds text, such as {found!r}, where a regressor needs numbers. Take a classifier "
+            "if these are labels, or convert them by y.astype(float)."
+        )
+    if numeric:
+        refuse_dates(y)
+    values = np.asarray(y)
+    objects = values.dtype == object
+    missing = absent(values.ravel()).reshape(values.shape) if objects else values != values
+    if np.any(missing):
+        advice = _ADVICE["target" if numeric else "label"]
+        raise ValueError(f"Input y contains NaN{_places(missing)} {advice}")
+
+
+def _places(bad: Any) -> str:
+    """The first of the rows (n,) or (n, d) with what is bad, and how many they are."""
+    rows = np.asarray(np.atleast_1d(bad).any(axis=tuple(range(1, np.ndim(bad)))))
+    return f"; first in row {int(rows.argmax())} ({rows.sum()} of {len(rows)} rows)."
+
+
+def _advice_on_names(X: Any, message: str) -> str:
+    """Which columns of a data frame share a name, or that there are none; "" of other errors."""
+    if message.startswith("at least one array"):
+        return f"X has no columns: its shape is {X.shape}. Give it one or more."
+    if "unique column names" not in message:
+        return ""
+    repeated = [name for name, count in Counter(X.columns).items() if count > 1]
+    return (
+        f"X has several columns of the name {listing(repeated)}. Give each a name of its own, or "
+        "drop the copies: X.loc[:, ~X.columns.duplicated()]."
+    )
+
+
 def _advice_on_missing(X: Any, message: str) -> str:
-    """Where X or y holds NaN or infinity, and the remedy; "" of other errors."""
-    if message.startswith("Input y contains NaN"):
-        return f"Input y contains NaN. {_ADVICE['target']}"
+    """Where X holds NaN or infinity, and the remedy; "" of other errors."""
     if not message.startswith("Input X contains"):
         return ""
     try:
-        missing = ~np.isfinite(np.asarray(X, dtype=np.float64))
+        as_numbers = {"na_value": np.nan} if hasattr(X, "iloc") else {}  # NA of pandas
+        table = X.to_numpy(np.float64, **as_numbers) if as_numbers else np.asarray(X, np.float64)
     except (TypeError, ValueError):  # absent values of other kinds
         return ""
+    missing = ~np.isfinite(table)
     if missing.ndim != 2:
         return ""
-    rows = np.asarray(missing.any(1))
     names = np.asarray(getattr(X, "columns", np.arange(missing.shape[1])))[missing.any(0)]
     return (
-        f"{message.splitlines()[0].rstrip('.')}, in the column(s) {listing(names.tolist())}; first "
-        f"in row {int(rows.argmax())} ({rows.sum()} of {len(rows)} rows). {_ADVICE['input']}"
+        f"{message.splitlines()[0].rstrip('.')}, in the column(s) {listing(names.tolist())}"
+        f"{_places(missing)} {_ADVICE['input']}"
     )
+
+
+def _advice_on_infinity(y: Any, message: str) -> str:
+    """Where y holds infinity, and the remedy; "" of other errors."""
+    if not message.startswith("Input y contains infinity"):
+        return ""
+    bad = np.isinf(np.asarray(y, dtype=np.float64))
+    return f"{message.rstrip('.')}{_places(bad)} {_ADVICE['infinite']}"
 
 
 def _advice_on_text(X: Any) -> str:
@@ -305,93 +360,6 @@ def distinct_labels(labels: ArrayLike, name: str) -> np.ndarray:
             f"{name} mixes labels of the types {types}, which have no order. "
             "Convert them to one type."
         ) from error
-
-
-def encode(y: np.ndarray, classes: np.ndarray) -> np.ndarray:
-    """Return the index into ``classes`` of each label, shape (n,).
-
-    ValueError names labels that are not among ``classes``.
-    """
-    index = {label: code for code, label in enumerate(classes.tolist())}
-    labels = distinct_labels(y, "y")
-    unseen = [label for label in labels.tolist() if label not in index]
-    if unseen:
-        raise ValueError(
-            f"y holds labels that are not among the classes: {listing(unseen)}. The classes are "
-            f"{listing(list(index))}. Leave such rows out, or fit with rows of every class "
-            "(partial_fit: name all of them by classes= in the first call)."
-        )
-    codes = np.array([index[label] for label in labels.tolist()])
-    return codes[np.searchsorted(labels, y)]
-
-
-def class_weights(
-    class_weight: dict | str,
-    classes: np.ndarray,
-    codes: np.ndarray,
-    sample_weight: np.ndarray | None,
-) -> np.ndarray:
-    """Return the weight of each class, shape (n_classes,).
-
-    ``class_weight`` holds weights by label, 1 where it is silent; "balanced" is inversely
-    proportional to the (weighted) number of rows of the class. A key that is no class is an error
-    only if a class goes without a weight: else it may be a class that has no row in a fold of
-    cross-validation. ``codes`` (n,) index ``classes``.
-    """
-    if isinstance(class_weight, str):
-        return compute_class_weight(
-            class_weight, classes=np.arange(len(classes)), y=codes, sample_weight=sample_weight
-        )
-    labels = classes.tolist()
-    unknown = [key for key in class_weight if key not in labels]
-    silent = [label for label in labels if label not in class_weight]
-    if unknown and silent:
-        raise ValueError(
-            f"class_weight has keys that are no classes, {listing(unknown)}, and no weight for "
-            f"{listing(silent)}. The classes are {listing(labels)}."
-        )
-    weights = np.array([class_weight.get(label, 1.0) for label in labels], dtype=np.float64)
-    if not (np.isfinite(weights) & (weights > 0)).all():
-        raise ValueError(
-            f"class_weight must be positive and finite; got {class_weight}. To leave a class out, "
-            "leave out its rows or give them sample_weight 0."
-        )
-    return weights
-
-
-def one_vs_rest(codes: np.ndarray, n_classes: int) -> np.ndarray:
-    """Return the coding Y (n, c) in {-1., +1.}: c = 1 for two classes, else one column a class.
-
-    ``codes`` (n,) run from 0; of two classes the column is +1 for code 1.
-    """
-    positive = np.array([1]) if n_classes == 2 else np.arange(n_classes)
-    return np.where(codes[:, None] == positive, 1.0, -1.0)
-
-
-def base_rate_offset(
-    Y: np.ndarray,
-    sample_weight: np.ndarray | None = None,
-    *,
-    link: str = "logit",
-    cautious: bool = False,
-) -> np.ndarray:
-    r"""Return the constant latent function that predicts the base rates, shape (c,).
-
-    .. math:: g^{-1}\Big(\sum_i w_i [Y_{ik} = 1] \Big/ \sum_i w_i\Big)
-
-    with shares kept 1e-6 away from 0 and 1, where it is infinite, and weights capped: one row that
-    outweighs all others by far is no base rate.
-
-    ``Y`` (n, c) is in {-1., +1.}; g is the sigmoid of ``link``. ``cautious`` counts a row of each
-    kind more: rows of a class may come later.
-    """
-    if cautious:
-        Y = np.vstack([Y, np.ones_like(Y[:1]), -np.ones_like(Y[:1])])
-        if sample_weight is not None:
-            sample_weight = np.append(sample_weight, [sample_weight.mean()] * 2)
-    share = np.average(Y > 0, axis=0, weights=capped_weights(sample_weight, class_codes(Y)))
-    share = np.clip(share, LEAST_BASE_RATE, 1 - LEAST_BASE_RATE)
-    return {"logit": logit, "probit": ndtri}[link](share)
 
 
 def listing(labels: list) -> str:

@@ -305,6 +305,8 @@ class VecchiaGPRegressor(VecchiaMixin, VaryingNoise, LikelihoodGPRegressor):
 
     @property
     def _one_target(self) -> str | None:
+        if self.heteroscedastic is True:
+            return " with heteroscedastic=True"
         several = self.likelihood in ("auto", "gaussian")
         return None if several else f" with likelihood={self.likelihood!r}"
 

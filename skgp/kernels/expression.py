@@ -133,7 +133,10 @@ def check_kernel(kernel: Any) -> None:
         return
     known = BUILT_IN + (WhiteKernel,) + tuple(_REGISTERED)
     if type(kernel) not in known:
-        names = ", ".join(cls.__name__ for cls in known + COMPOSITES)
+        forms = {
+            cls for cls in _REGISTERED if cls.__base__ in BUILT_IN
+        }  # of kernels that are named
+        names = ", ".join(cls.__name__ for cls in known + COMPOSITES if cls not in forms)
         raise TypeError(
             f"kernel contains {type(kernel).__name__}, which skgp cannot evaluate; supported are "
             f"{names}. Register the covariance function of your own class with "

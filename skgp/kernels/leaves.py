@@ -78,6 +78,8 @@ class Leaf:
 
 
 class _Constant(Leaf):
+    """The constant itself."""
+
     def covariance(self, kernel, params, X, Z, metric):
         return params["constant_value"]
 
@@ -86,6 +88,8 @@ class _Constant(Leaf):
 
 
 class _RBF(Leaf):
+    """exp(-r^2 / 2) of the scaled distance r; frequencies are normal, N(0, 1 / length_scale^2)."""
+
     has_profile = has_spectrum = True
 
     def covariance(self, kernel, params, X, Z, metric):
@@ -100,6 +104,8 @@ class _RBF(Leaf):
 
 
 class _Matern(_RBF):
+    """exp(-s) times 1, 1 + s or 1 + s + s^2 / 3 of s = sqrt(2 nu) r, of nu 1/2, 3/2 and 5/2."""
+
     def covariance(self, kernel, params, X, Z, metric):
         nu = kernel.nu
         if nu == math.inf:
@@ -139,6 +145,8 @@ class _Matern(_RBF):
 
 
 class _RationalQuadratic(Leaf):
+    """(1 + r^2 / (2 alpha))^-alpha of the scaled distance r: RBFs mixed by a Gamma law."""
+
     has_profile = has_spectrum = True
 
     def covariance(self, kernel, params, X, Z, metric):
@@ -177,6 +185,8 @@ class _RationalQuadratic(Leaf):
 
 
 class _ExpSineSquared(Leaf):
+    """exp(-2 sin^2(pi r / periodicity) / length_scale^2) of the distance r."""
+
     has_spectrum = owns_covariance = True
 
     def covariance(self, kernel, params, X, Z, metric):
@@ -218,6 +228,8 @@ class _ExpSineSquared(Leaf):
 
 
 class _Cosine(Leaf):
+    """cos(2 pi r / period) of the distance r in one column."""
+
     has_spectrum = owns_covariance = True
 
     def covariance(self, kernel, params, X, Z, metric):
@@ -233,6 +245,8 @@ class _Cosine(Leaf):
 
 
 class _SHO(Leaf):
+    """exp(-r / decay) (cos b r + sin(b r) / (b decay)), b = 2 pi / period, r in one column."""
+
     has_spectrum = owns_covariance = True
 
     def covariance(self, kernel, params, X, Z, metric):
@@ -275,6 +289,12 @@ def _of_oscillator(params: Params, sign: Tensor, cauchy: Tensor) -> tuple[Tensor
 
 
 class _LocalLinearTrend(Leaf):
+    """level + slope u v + diffusion times the covariance of integrated Brownian motion.
+
+    Of u and v on one side of `origin` that is a^2 (3 b - a) / 6 with a the nearer's distance from
+    it and b the farther's; of others 0.
+    """
+
     owns_covariance = True
 
     def covariance(self, kernel, params, X, Z, metric):
@@ -292,6 +312,8 @@ class _LocalLinearTrend(Leaf):
 
 
 class _DotProduct(Leaf):
+    """x'z + sigma_0^2."""
+
     owns_covariance = True
 
     def covariance(self, kernel, params, X, Z, metric):

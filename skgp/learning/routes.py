@@ -290,7 +290,7 @@ def compare_routes(p: Problem, weights: Plan, fit_weights: Callable[[Problem, Pl
     """
     kernel, data, noise, generator = p.kernel, p.data, p.noise, p.generator
     n = len(data)
-    kept, random, disc, place = hold_out(kernel, data.X, generator)
+    kept, random, disc, place = hold_out_discs(kernel, data.X, generator)
     rest = data.take(kept)
 
     def scored(size: int) -> tuple[Data, Tensor]:
@@ -337,7 +337,7 @@ def compare_routes(p: Problem, weights: Plan, fit_weights: Callable[[Problem, Pl
     return Plan("neighbors", defaults.N_NEIGHBORS, "cholesky", reason=reason)
 
 
-def hold_out(kernel, X: Tensor, generator: torch.Generator) -> tuple[Tensor, ...]:
+def hold_out_discs(kernel, X: Tensor, generator: torch.Generator) -> tuple[Tensor, ...]:
     """Indices kept, held out at random and in discs in the metric of the kernel, and whose disc."""
     n = len(X)
     order = torch.randperm(n, generator=generator)

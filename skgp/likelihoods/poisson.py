@@ -281,6 +281,8 @@ class _Link(abc.ABC):
 
 
 class _Exp(_Link):
+    """exp(f + o); beyond the largest float's logarithm the rate goes on as a straight line."""
+
     def rate(self, f: Tensor, o: Tensor | float = 0.0) -> Tensor:
         f = f + o
         largest = _largest_log_rate(f)
@@ -304,6 +306,8 @@ class _Exp(_Link):
 
 
 class _Softplus(_Link):
+    """exp(o) log(1 + exp(f)): linear in f where f is large."""
+
     _LOW = -36.0  # below, the log-rate is f to machine precision
 
     def rate(self, f: Tensor, o: Tensor | float = 0.0) -> Tensor:

@@ -413,7 +413,7 @@ class ClassifierContract(InputContract, ClassifierPredictions):
             (np.nan, float, "contains NaN"),
             (np.inf, float, "contains infinity"),
             (np.nan, object, "contains NaN"),
-            (None, object, "types .'NoneType', 'str'.*Convert them"),
+            (None, object, "contains NaN; first in row 3 .*without a label"),
             (3, object, "types .'int', 'str'.*Convert them"),
         ],
     )

@@ -8,6 +8,7 @@ import torch
 from sklearn.gaussian_process import GaussianProcessRegressor as Original
 from sklearn.gaussian_process.kernels import (
     RBF,
+    CompoundKernel,
     ConstantKernel,
     DotProduct,
     ExpSineSquared,
@@ -19,6 +20,7 @@ from sklearn.gaussian_process.kernels import (
 from sklearn.gaussian_process.tests._mini_sequence_kernel import MiniSeqKernel
 
 from skgp import (
+    GaussianProcessClassifier,
     GaussianProcessRegressor,
     QSGPRegressor,
     StateSpaceGPRegressor,
@@ -552,3 +554,10 @@ def test_what_a_search_finds_can_be_factored(seed):
     kernel = 1.0 * RBF([1.0, 1.0, 1.0]) + WhiteKernel(0.1, (1e-10, 1e3))
     model = GaussianProcessRegressor(kernel, normalize_y=True).fit(X, y)
     np.testing.assert_allclose(model.predict(X), y, atol=1e-2)
+
+
+def test_a_kernel_of_several_is_refused():
+    kernel = CompoundKernel([RBF(), RBF()])
+    for make in (GaussianProcessRegressor, GaussianProcessClassifier):
+        with pytest.raises(ValueError, match="kernel cannot be a CompoundKernel; give one"):
+            make(kernel).fit(np.arange(4.0)[:, None], [0, 1, 0, 1])

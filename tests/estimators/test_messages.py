@@ -6,15 +6,18 @@ import re
 import numpy as np
 import pandas as pd
 import pytest
+import sklearn
 import torch
 from scipy.sparse import csr_array
 from sklearn.gaussian_process.kernels import ExpSineSquared, WhiteKernel
+from sklearn.utils.fixes import parse_version
 
 import skgp
 from skgp.linalg import NotPositiveDefiniteError
 
 NAMES = [name for name in skgp.__all__ if name.endswith(("Regressor", "Classifier"))]
 REGRESSORS = [name for name in NAMES if name.endswith("Regressor")]
+CLASSIFIERS = [name for name in NAMES if name.endswith("Classifier")]
 #: Those that say what scikit-learn's say are exempt.
 OWN = [name for name in NAMES if not name.startswith("GaussianProcess")]
 X = np.linspace(0.0, 3.0, 20)[:, None]
@@ -108,13 +111,89 @@ def test_several_labels_lead_to_a_model_each(name):
 
 
 @pytest.mark.parametrize("name", REGRESSORS)
-def test_missing_targets_lead_to_the_estimator_that_takes_them(name):
-    y = np.where(np.arange(20) == 7, np.nan, Y)
+@pytest.mark.parametrize("absent", [np.nan, None])
+def test_missing_targets_lead_to_the_estimator_that_takes_them(name, absent):
+    y = np.where(np.isin(np.arange(20), (7, 9)), absent, Y)  # of None an array of objects
     if name == "StateSpaceGPRegressor":
         assert np.isfinite(skgp.StateSpaceGPRegressor(optimizer=None).fit(X, y).predict(X)).all()
         return
-    with pytest.raises(ValueError, match=r"y contains NaN.*StateSpaceGPRegressor takes NaN"):
+    with pytest.raises(
+        ValueError, match=r"y contains NaN; first in row 7 \(2 of 20.*StateSpaceGPRegressor takes"
+    ):
         getattr(skgp, name)().fit(X, y)
+
+
+@pytest.mark.parametrize("name", REGRESSORS)
+def test_targets_that_are_no_numbers_are_found(name):
+    model = getattr(skgp, name)()
+    with pytest.raises(ValueError, match=r"y contains infinity.*; first in row 3 \(1 of 20 rows"):
+        model.fit(X, np.where(np.arange(20) == 3, np.inf, Y))
+    with pytest.raises(ValueError, match="y holds dates, which have no unit"):
+        model.fit(X, pd.date_range("2020-01-01", periods=20))
+    with pytest.raises(ValueError, match="y holds durations"):
+        model.fit(X, pd.timedelta_range("1D", periods=20))
+
+
+@pytest.mark.parametrize("name", CLASSIFIERS)
+def test_missing_labels_are_found(name):
+    text, lost = pd.Series(np.where(Y > 0.5, "yes", "no")), np.isin(np.arange(20), (7, 9))
+    numbers = (text == "yes").astype(float)
+    for labels in (
+        numbers.mask(lost),
+        numbers.astype("Int64").mask(lost),
+        text.astype(object).mask(lost, None),
+        text.astype("string").mask(lost),
+        text.astype("category").mask(lost),
+    ):
+        with pytest.raises(
+            ValueError, match=r"y contains NaN; first in row 7 \(2 of 20 rows\). Drop .* label.$"
+        ):
+            getattr(skgp, name)().fit(X, labels)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_scored_targets_are_checked(name):
+    y = np.where(Y > 0.5, "yes", "no") if name.endswith("Classifier") else Y
+    model = getattr(skgp, name)(optimizer=None).fit(X, y)
+    with pytest.raises(ValueError, match=r"y contains NaN; first in row 7 \(1 of 20 rows\)"):
+        model.log_predictive_density(X, np.where(np.arange(20) == 7, None, y))
+    with pytest.raises(ValueError, match="inconsistent numbers of samples"):
+        model.log_predictive_density(X, y[:3])
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_values_under_a_mask_are_not_taken(name):
+    model, lost = getattr(skgp, name)(optimizer=None), np.isin(np.arange(20), (7, 9))
+    y = (Y > 0.5).astype(float) if name.endswith("Classifier") else Y
+    with pytest.raises(ValueError, match=r"^X is a masked .* row 7 \(2 of 20 rows\).*X.filled"):
+        model.fit(np.ma.masked_array(X, lost), y)
+    with pytest.raises(ValueError, match=r"^y is a masked .* row 7 \(2 of 20 rows\).*y.filled"):
+        model.fit(X, np.ma.masked_array(y, lost))
+    assert len(model.fit(np.ma.masked_array(X, False), y).predict(X)) == 20
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_awkward_columns_of_a_data_frame_are_named(name):
+    model, y = getattr(skgp, name)(), Y > 0.5 if name.endswith("Classifier") else Y
+    table = pd.DataFrame({"a": Y, "b": pd.array([1, None] * 10, dtype="Int64")})
+    with pytest.raises(ValueError, match=r"in the column\(s\) 'b'; first in row 1 \(10 of 20 rows"):
+        model.fit(table, y)
+    with pytest.raises(ValueError, match="X has no columns"):
+        model.fit(table[[]], y)
+    with pytest.raises(TypeError, match="sparse.to_dense"):
+        model.fit(pd.DataFrame(X).astype(pd.SparseDtype(float, 0.0)), y)
+    if parse_version(sklearn.__version__) >= parse_version("1.9"):
+        with pytest.raises(ValueError, match="several columns of the name 'a'.*duplicated"):
+            model.fit(pd.DataFrame(np.c_[Y, Y], columns=["a", "a"]), y)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("dtype", [">f8", np.longdouble])
+def test_numbers_that_torch_does_not_read_are_those_it_reads(name, dtype):
+    y = Y > 0.5 if name.endswith("Classifier") else Y
+    model = getattr(skgp, name)(optimizer=None, random_state=0)
+    found = model.fit(X.astype(dtype), y).predict(X.astype(dtype))
+    np.testing.assert_array_equal(found, model.fit(X, y).predict(X))
 
 
 @pytest.mark.parametrize("name", REGRESSORS)

@@ -221,12 +221,36 @@ def test_units_are_without_effect(unit, rows):
 
 
 @pytest.mark.parametrize(
-    "parameters", [{"likelihood": "laplace"}, {"kernel": RBF() + WhiteKernel(0.1, "fixed")}]
+    "parameters",
+    [
+        {"likelihood": "laplace"},
+        {"kernel": RBF() + WhiteKernel(0.1, "fixed")},
+        {"optimizer": None},
+    ],
 )
 def test_noise_that_is_not_learned_or_not_gaussian_is_refused(parameters):
     model = skgp.QSGPRegressor(heteroscedastic=True, **parameters)
-    with pytest.raises(ValueError, match="heteroscedastic=True is of Gaussian noise that is lea"):
+    with pytest.raises(
+        ValueError, match="heteroscedastic=True is of Gaussian noise that is learned.*an optimizer"
+    ):
         model.fit(*problem())
+
+
+@pytest.mark.parametrize("name", ["QSGPRegressor", "VecchiaGPRegressor"])
+def test_several_targets_are_refused(name):
+    X, y = problem(30)
+    with pytest.raises(
+        ValueError, match="with heteroscedastic=True takes one target.*MultiOutputR"
+    ):
+        getattr(skgp, name)(heteroscedastic=True).fit(X, np.c_[y, -y])
+
+
+def test_principal_components_say_that_noise_is_constant():
+    X, y = problem(40)
+    model = skgp.SWSGPRegressor(RBF() + WhiteKernel(), heteroscedastic=True, projection=1)
+    with pytest.warns(UserWarning, match="heteroscedastic=True has no effect with a projection"):
+        model.fit(X, y)
+    assert np.ptp(model.predict_noise_variance(X)) == 0
 
 
 def test_a_stream_is_refused():

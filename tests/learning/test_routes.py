@@ -12,7 +12,7 @@ from skgp import QSGPRegressor
 from skgp.data import Data
 from skgp.learning import defaults, routes
 from skgp.learning.plan import Options, Plan
-from skgp.learning.routes import hold_out
+from skgp.learning.routes import hold_out_discs
 from skgp.linalg.runtime import memory_limit
 from skgp.models import qsgp
 from tests.models.qsgp_problems import fit_regression
@@ -121,9 +121,9 @@ def test_a_choice_of_the_user_is_not_compared(asked, monkeypatch):
     assert fit.plan.basis != "neighbors"
 
 
-def test_hold_out_leaves_whole_discs_out():
+def test_hold_out_discs_leaves_whole_discs_out():
     X = rough().X
-    *out, place = hold_out(ROUGH, X, torch.Generator().manual_seed(0))
+    *out, place = hold_out_discs(ROUGH, X, torch.Generator().manual_seed(0))
     kept, random, disc = out
     parts = [set(each.tolist()) for each in out]
     assert not (parts[0] & parts[1] or parts[0] & parts[2] or parts[1] & parts[2])
@@ -144,7 +144,7 @@ def test_observations_of_a_disc_err_together(gains, basis, monkeypatch):
     places, calls = [], []
 
     def held(*args):
-        *out, place = hold_out(*args)
+        *out, place = hold_out_discs(*args)
         places.append(place)
         return *out, place
 
@@ -155,7 +155,7 @@ def test_observations_of_a_disc_err_together(gains, basis, monkeypatch):
             found[-len(places[0]) :] = torch.tensor(gains, dtype=torch.float64)[places[0]]
         return found
 
-    monkeypatch.setattr(routes, "hold_out", held)
+    monkeypatch.setattr(routes, "hold_out_discs", held)
     monkeypatch.setattr(routes, "_log_densities", densities)
     assert fitted(rough(), ROUGH, 1e-3).plan.basis == basis
 
