@@ -11,15 +11,13 @@ from sklearn.gaussian_process.kernels import RBF
 from skgp import QSGPClassifier
 from skgp.estimators import _base, _base_classifier
 from skgp.estimators._base_classifier import log_complement
-from skgp.estimators._validation import (
+from skgp.estimators._classification_data import (
     base_rate_offset,
     class_weights,
-    distinct_labels,
     encode,
-    listing,
-    natural_dtype,
     one_vs_rest,
 )
+from skgp.estimators._validation import distinct_labels, listing, natural_dtype
 from skgp.linalg import NumericalWarning
 from tests.same import assert_same
 
