@@ -170,11 +170,11 @@ def test_noise_of_many_rows():
     """Learned from the errors of some, and judged by those of others."""
     kernel = RBF(0.3) + WhiteKernel(0.02)
     x = torch.tensor([[0.1], [0.9]], dtype=torch.float64)
-    function = learn_noise_function(kernel, problem(1500), KERNEL)
+    function = learn_noise_function(kernel, problem(800), KERNEL)
     low, high = function(x, function.constant)[1].tolist()
     assert len(function.X) == 500 and 8 * 0.8 == pytest.approx(high - low, abs=1.0)
     kernel = RBF(0.3) + WhiteKernel(0.02**2)
-    assert learn_noise_function(kernel, problem(1500, slope=0.0), KERNEL) is None
+    assert learn_noise_function(kernel, problem(800, slope=0.0), KERNEL) is None
 
 
 @pytest.mark.parametrize("seed", range(4))
