@@ -298,51 +298,50 @@ class VaryingNoise(LogScale):
         offset, function = super()._offset_at(exposure, X), self._noise_function
         if function is None:
             return offset
+        mean, spread = self._moments_of_g(X)
+        factors = function.of_noise(torch.from_numpy(mean + 0.5 * spread), self._noise_variance)
+        return {"offset": factors.log().numpy()}
 
-        return {"offset": self._logs_of_factors(X)[1]}
-
-    def _logs_of_factors(self, X: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Of the variances of f and of noise at the rows of X, (n,) each."""
+    def _moments_of_g(self, X: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Mean and variance (n,) of g at the rows of X."""
         function = cast(NoiseFunction, self._noise_function)
 
-        def logs(rows: np.ndarray) -> tuple[np.ndarray, ...]:
-            return to_arrays(*function(to_tensor(rows), self._noise_variance))
+        def moments(rows: np.ndarray) -> tuple[np.ndarray, ...]:
+            return to_arrays(*function.moments(to_tensor(rows)))
 
-        return self._by_chunks(logs, X, 32 * len(function.X))
-
-    def _factors_of_f(self, X: np.ndarray) -> np.ndarray | None:
-        """Of the variances of f at the rows of X, (n,); None where they are constant."""
-        function = self._noise_function
-        if function is None or not function.exponent:
-            return None
-        return np.exp(self._logs_of_factors(X)[0])
+        return self._by_chunks(moments, X, 32 * len(function.X))
 
     def _latent_moments(self, X: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         mean, var = super()._latent_moments(X)
-        factors = self._factors_of_f(X)
-        return mean, var if factors is None else factors * var
+        function = self._noise_function
+        if function is None or not function.exponent:
+            return mean, var
+        of_g = map(torch.from_numpy, self._moments_of_g(X))
+        return mean, function.of_f(torch.from_numpy(var), *of_g).numpy()
 
     def _joint_moments(self, X: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         mean, covariance = super()._joint_moments(X)
-        function = self._noise_function
-        if function is not None and function.exponent:
-            # E[e^(h_i + h_j)] of h = gamma g / 2
-            h, C = self._joint_logs(X, function.exponent / 2)
-            h = h + 0.5 * C.diagonal()
+        if self._noise_function is not None:
+            # E[e^(h_i + h_j)] of h, half the logarithms of factors of the variances of f
+            half, g, C = self._joint_logs(X, covariance)
+            C = half[:, None] * C * half
+            h = half * g + 0.5 * C.diagonal()
             covariance = covariance * np.exp(h[:, None] + h + C)
         return mean, covariance
 
-    def _joint_logs(self, X: np.ndarray, power: float) -> tuple[np.ndarray, np.ndarray]:
-        """Mean (n,) and covariance (n, n) of g times a power."""
+    def _joint_logs(self, X: np.ndarray, covariance: np.ndarray) -> tuple[np.ndarray, ...]:
+        """Half the power (n,) of e^g in the variances of f, mean (n,) and covariance (n, n) of g.
+
+        Given the covariance of f at constant variance.
+        """
         function = cast(NoiseFunction, self._noise_function)
-        mean, covariance = to_arrays(*function.joint_moments(to_tensor(X)))
-        return power * mean, power**2 * covariance
+        power = function.power(torch.from_numpy(covariance.diagonal().copy()))
+        return to_arrays(0.5 * power, *function.joint_moments(to_tensor(X)))
 
     def _latent_samples(
         self, X: np.ndarray, n_samples: int, rng: np.random.RandomState
     ) -> np.ndarray:
-        function = self._noise_function
-        if function is None or not function.exponent:
+        if self._noise_function is None:
             return super()._latent_samples(X, n_samples, rng)
         return self._joint_draws(X, n_samples, rng)[0]
 
@@ -352,8 +351,8 @@ class VaryingNoise(LogScale):
         if self._noise_function is None:
             return super()._observation_samples(X, n_samples, rng, **offset)
         f, g = self._joint_draws(X, n_samples, rng)
-        logs = self._noise_function.of_noise(torch.from_numpy(g), self._noise_variance).numpy()
-        noise = self._noise_variance * np.exp(logs)
+        factors = self._noise_function.of_noise(torch.from_numpy(g), self._noise_variance)
+        noise = self._noise_variance * factors.numpy()
         return f + np.sqrt(noise) * rng.standard_normal(f.shape)
 
     def _joint_draws(
@@ -361,10 +360,10 @@ class VaryingNoise(LogScale):
     ) -> tuple[np.ndarray, np.ndarray]:
         """Of f and of g at the rows of X, (n, n_samples) each."""
         mean, covariance = super()._joint_moments(X)
-        g, covariance_of_g = self._joint_logs(X, 1.0)
+        half, g, covariance_of_g = self._joint_logs(X, covariance)
         draws = rng.standard_normal((2, len(X), n_samples))
         g = g[:, None] + covariance_root(covariance_of_g) @ draws[1]
-        scale = np.exp(0.5 * cast(NoiseFunction, self._noise_function).exponent * g)
+        scale = np.exp(half[:, None] * g)
         return mean[:, None] + scale * (covariance_root(covariance) @ draws[0]), g
 
     @property
@@ -375,12 +374,12 @@ class VaryingNoise(LogScale):
         function = cast(NoiseFunction, self._noise_function)
         mean, var = super()._latent_moments(X)
 
-        def logs(rows: np.ndarray) -> tuple[np.ndarray, ...]:
-            found = function.components(to_tensor(rows), self._noise_variance)
-            return to_arrays(*(each.T for each in found))
+        def variances(rows: np.ndarray) -> np.ndarray:
+            X, var = to_tensor(rows[:, :-1]), to_tensor(rows[:, -1])
+            of_f, of_noise = function.components(X, var, self._noise_variance)
+            return (of_f * var + self._noise_variance * of_noise).T.numpy()
 
-        of_f, of_noise = self._by_chunks(logs, X, 32 * len(function.X))
-        var = np.exp(of_f.T) * var + self._noise_variance * np.exp(of_noise.T)
+        var = self._by_chunks(variances, np.column_stack([X, var]), 32 * len(function.X)).T
         return component_weights(), np.broadcast_to(mean, var.shape), var
 
     def _varied_gradients(self, X: np.ndarray, var: np.ndarray, d_var: np.ndarray) -> Any:
@@ -388,20 +387,21 @@ class VaryingNoise(LogScale):
             return super()._varied_gradients(X, var, d_var)
         function = self._noise_function
 
-        def gradients(X: np.ndarray) -> tuple[np.ndarray, ...]:
-            rows = to_tensor(X).clone().requires_grad_()
+        def gradients(rows: np.ndarray) -> tuple[np.ndarray, ...]:
+            X, var = (
+                to_tensor(a).requires_grad_() for a in (rows[:, :-1].copy(), rows[:, -1].copy())
+            )
             with torch.enable_grad():
-                factors = [logs.exp() for logs in function(rows, self._noise_variance)]
-            slopes = [
-                torch.autograd.grad(each.sum(), rows, retain_graph=True)[0] for each in factors
-            ]
-            return to_arrays(factors[0], *slopes)
+                mean, spread = function.moments(X)
+                of_f = function.of_f(var, mean, spread)
+                of_noise = function.of_noise(mean + 0.5 * spread, self._noise_variance)
+            by_X, by_var = torch.autograd.grad(of_f.sum(), (X, var), retain_graph=True)
+            return to_arrays(of_f, by_X, by_var, *torch.autograd.grad(of_noise.sum(), X))
 
         size = 8 * defaults.GRAPH_COPIES * len(function.X)
-        of_f, *slopes = self._by_chunks(gradients, X, size)
-        by_f, by_noise = (self._in_units_of_columns(X, slope) for slope in slopes)
-        d_var = of_f[:, None] * d_var + var[:, None] * by_f
-        return of_f * var, d_var, self._noise_variance * by_noise
+        of_f, by_X, by_var, by_noise = self._by_chunks(gradients, np.column_stack([X, var]), size)
+        of_X, of_noise = (self._in_units_of_columns(X, slope) for slope in (by_X, by_noise))
+        return of_f, by_var[:, None] * d_var + of_X, self._noise_variance * of_noise
 
 
 Found = tuple[Kernel, torch.Tensor]

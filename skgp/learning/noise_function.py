@@ -23,7 +23,8 @@ of g is Laplace's approximation, at its mode with the expected curvature
 as the observed one is negative where an error is small; :math:`\gamma`, a and c are the likeliest
 of a few. What is predicted averages over the posterior of g: variances are means, as
 :math:`\sigma^2 E[e^g] = \sigma^2 e^{m + s^2 / 2}`, densities those of mixtures of normal
-distributions, with heavier tails.
+distributions, with heavier tails. Where the variance v of f exceeds those of all errors, which
+tell nothing of such places, its :math:`\gamma` falls as 1 / v: the amplitude there is that of all.
 
 Errors of a smoother process, of an RBF kernel, may tell more: what is rough is noise to it.
 Whichever errors g is learned from, it must make observations that are held out of f and of g
@@ -82,6 +83,7 @@ class NoiseFunction:
     stretch: float  # c
     amplitude: float  # a
     exponent: float  # gamma
+    reach: float  # the greatest variance of f that an error has
     alpha: Tensor  # (m,), K^-1 times the mode of g
     root: Tensor  # (m,), W^1/2
     constant: float  # sigma^2
@@ -95,22 +97,15 @@ class NoiseFunction:
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if name != "reduction"}
 
-    def __call__(self, X: Tensor, noise: float) -> tuple[Tensor, Tensor]:
-        """Logarithms (n,) of the mean factors of the variances of f and of noise at rows X (n, d).
+    def components(self, X: Tensor, var: Tensor, noise: float) -> tuple[Tensor, Tensor]:
+        """Factors of variances (n,) of f and of noise at rows X (n, d), for S values of g.
 
-        Of a process whose constant noise is another. Differentiable in the rows;
-        ``O(n m (m + d))``.
+        (S, n) each; the values have the weights `component_weights`. ``O(n m (m + d))``.
         """
-        mean, var = self.moments(X)
-        power = self.exponent
-        return power * mean + 0.5 * power**2 * var, self.of_noise(mean + 0.5 * var, noise)
-
-    def components(self, X: Tensor, noise: float) -> tuple[Tensor, Tensor]:
-        """The same (S, n) at S values of g, which have the weights `component_weights`."""
-        mean, var = self.moments(X)
+        mean, spread = self.moments(X)
         nodes, _ = gauss_hermite(defaults.NOISE_NODES, mean)
-        g = mean + var.sqrt() * nodes[:, None]
-        return self.exponent * g, self.of_noise(g, noise)
+        g = mean + spread.sqrt() * nodes[:, None]
+        return (self.power(var) * g).exp(), self.of_noise(g, noise)
 
     def moments(self, X: Tensor) -> tuple[Tensor, Tensor]:
         """Posterior mean and variance (n,) of g."""
@@ -123,12 +118,21 @@ class NoiseFunction:
         K = self._prior(X, self.X)
         return K @ self.alpha, self._prior(X, X / self.stretch) - K @ self.reduction @ K.T
 
-    def of_noise(self, g: Tensor, noise: float) -> Tensor:
-        """Logarithms of factors of another constant noise: what it has more is constant.
+    def power(self, var: Tensor) -> Tensor:
+        """Of e^g in the variances (n,) of f: gamma, and less where they exceed those of errors.
 
-        It is of an approximation.
+        Far from all observations, of which errors tell nothing, the amplitude is that of all.
         """
-        return torch.log1p(self.constant / max(noise, self.constant) * torch.expm1(g))
+        return self.exponent * self.reach / var.clamp(min=self.reach)
+
+    def of_f(self, var: Tensor, mean: Tensor, spread: Tensor) -> Tensor:
+        """Mean variances (n,) of f in place of `var`, given moments of g."""
+        power = self.power(var)
+        return var * (power * mean + 0.5 * power**2 * spread).exp()
+
+    def of_noise(self, g: Tensor, noise: float) -> Tensor:
+        """Factors of another constant noise: what it has more, of an approximation, is constant."""
+        return 1 + self.constant / max(noise, self.constant) * torch.expm1(g)
 
     def _prior(self, X: Tensor, Z: Tensor) -> Tensor:
         rho = _correlation(self.kernel, X / self.stretch, Z)
@@ -151,12 +155,13 @@ def learn_noise_function(kernel: Any, data: Data, smoother: Any = None) -> Noise
     split = Split(data)
     try:
         found = split.posterior(kernel)
+        reach = float(found.errors.variance.max())
         if smoother is None or split.is_likelier(kernel, kernel, found):
-            return found.function
+            return found.function(reach)
         some = data.take(split.rows[: defaults.NOISE_ROWS[0]])
         other = maximise_evidence(smoother, some, max_iter=defaults.LOG_ITER)[0].kernel
         found = split.posterior(other)
-        return found.function if split.is_likelier(kernel, other, found) else None
+        return found.function(reach) if split.is_likelier(kernel, other, found) else None
     except NotPositiveDefiniteError:
         return None
 
@@ -205,10 +210,9 @@ class Errors:
             variance = total - noise[rows]
         return Errors(error, variance.clamp(min=0), noise[rows], float(white.noise_level))
 
-    def total(self, of_f: Any = 0.0, of_noise: Any = 0.0) -> Tensor:
-        """Variances (n,) of the errors, given logarithms of factors of their parts."""
-        f, noise = torch.as_tensor(of_f), torch.as_tensor(of_noise)
-        return self.variance * f.exp() + self.noise * noise.exp()
+    def total(self, of_f: Any = 1.0, of_noise: Any = 1.0) -> Tensor:
+        """Variances (n,) of the errors, given factors of their parts."""
+        return self.variance * of_f + self.noise * of_noise
 
     def log_prob_and_derivatives(self, r: Tensor, g: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Of errors r (n,) in g (n,), up to a constant, for Newton's method."""
@@ -272,13 +276,12 @@ class PosteriorOfLogs:
         fits = chain.from_iterable(PosteriorOfLogs.of(errors, prior, grid) for errors in each)
         return max(fits, key=lambda fit: fit.evidence)
 
-    @cached_property
-    def function(self) -> NoiseFunction:
-        """At any input."""
+    def function(self, reach: float) -> NoiseFunction:
+        """At any input, where variances of f up to `reach` vary as those of the errors do."""
         stretch, amplitude = self.theta
-        known = self.prior.kernel, self.prior.X / stretch, stretch, amplitude
-        of_errors = self.errors.exponent, self.alpha, self.root, self.errors.constant
-        return NoiseFunction(*known, *of_errors)
+        X, errors = self.prior.X / stretch, self.errors
+        place = self.prior.kernel, X, stretch, amplitude, errors.exponent, reach
+        return NoiseFunction(*place, self.alpha, self.root, errors.constant)
 
 
 class Split:
@@ -316,7 +319,8 @@ class Split:
         errors = replace(errors, exponent=found.errors.exponent)
         (fit,) = PosteriorOfLogs.of(errors, prior, [found.theta])
         judged = Errors.of(kernel, self.data, held, self._without(held))
-        factors = fit.function.components(self.data.X[held], judged.constant)
+        function, var = fit.function(float(judged.variance.max())), judged.variance
+        factors = function.components(self.data.X[held], var, judged.constant)
         return judged.error, judged.total(), judged.total(*factors)
 
     def _errors(self, kernel: Any, held: Tensor) -> tuple[Errors, PriorOfLogs]:

@@ -73,11 +73,9 @@ def mixture(model, rows):
     g = centre + np.sqrt(spread) * u
     noise = scale**2 * function.constant
     least = model.noise_variance_ - noise  # of an approximation
-    return (
-        norm.pdf(u) * 0.008,
-        mean,
-        var[:, None] * np.exp(function.exponent * g) + noise * np.exp(g) + least,
-    )
+    power = function.exponent * np.minimum(1, scale**2 * function.reach / var)[:, None]
+    variances = var[:, None] * np.exp(power * g) + noise * np.exp(g) + least
+    return norm.pdf(u) * (u[1] - u[0]), mean, variances
 
 
 def test_every_prediction_averages_over_the_variances_of_its_row(model, rows):
@@ -283,6 +281,19 @@ def test_gross_errors_mislead_nobody(seed):
     new = draw(2000)
     constant, varying = (model.fit(X, y).log_predictive_density(*new).mean() for model in models)
     assert varying > constant - 0.01
+
+
+def test_the_amplitude_far_off_is_that_of_all():
+    """f is flat, and noise small, where x < 0: nothing is known of it beyond the observations."""
+    rng = np.random.default_rng(0)
+    X = rng.uniform(-1, 1, (200, 2))
+    y = np.where(X[:, 0] < 0, 0, 1.5 * np.sin(9 * X[:, 0])) + 0.05 * X[:, 1]
+    y += 0.03 * np.exp(1.5 * X[:, 0]) * rng.standard_normal(200)
+    models = (skgp.QSGPRegressor(heteroscedastic=h, random_state=0) for h in (False, True))
+    far, flat = [[-9.0, 0.0], [-9.0, 9.0]], rng.uniform([-0.9, -0.9], [-0.3, 0.9], (100, 2))
+    constant, varying = (model.fit(X, y).latent_mean_and_variance for model in models)
+    np.testing.assert_allclose(varying(far)[1], constant(far)[1], rtol=0.5)
+    assert np.median(varying(flat)[1] / constant(flat)[1]) < 0.5
 
 
 def test_noise_far_off_is_finite_whatever_the_kernel(rows):

@@ -93,27 +93,28 @@ def test_evidence_and_predictions_are_those_of_dense_formulas(posterior):
     X_new = np.random.default_rng(2).uniform(-1, 2, size=(7, 2))
     K_new = 1.5 * RBF([0.6, 1.2])(X_new, X) + NOISE_LEVEL
     var = 1.5 + NOISE_LEVEL - np.sum(K_new.T * np.linalg.solve(K + np.diag(1 / W), K_new.T), axis=0)
-    mean, power = K_new @ found.alpha.numpy(), errors.exponent
-    # E[e^g], and of f E[e^(gamma g)].
-    expected = mean + 0.5 * var
-    of_f = power * mean + 0.5 * power**2 * var
-    function, X_new = found.function, torch.from_numpy(X_new)
-    np.testing.assert_allclose(function(X_new, 0.1), (of_f, expected), rtol=1e-8)
-    # Of less noise it is the same in proportion; of more, what is more is constant.
-    np.testing.assert_allclose(function(X_new, 0.02), (of_f, expected), rtol=1e-8)
-    more = np.log((0.1 * np.exp(expected) + 0.3) / 0.4)
-    np.testing.assert_allclose(function(X_new, 0.4), (of_f, more), rtol=1e-8)
+    mean = K_new @ found.alpha.numpy()
+    function, X_new = found.function(reach=0.2), torch.from_numpy(X_new)
+    np.testing.assert_allclose(function.moments(X_new), (mean, var), rtol=1e-8)
+    # E[e^g], of a part of a greater noise, and of f E[e^(power g)].
+    expected = np.exp(mean + 0.5 * var)
+    g = torch.from_numpy(mean + 0.5 * var)
+    for level, factor in ((0.1, expected), (0.02, expected), (0.4, (0.1 * expected + 0.3) / 0.4)):
+        np.testing.assert_allclose(function.of_noise(g, level), factor, rtol=1e-8)
+    of_f = np.linspace(0.05, 0.6, 7)
+    power = errors.exponent * np.minimum(1, 0.2 / of_f)
+    moments = map(torch.from_numpy, (of_f, mean, var))
+    varied = of_f * np.exp(power * mean + 0.5 * power**2 * var)
+    np.testing.assert_allclose(function.of_f(*moments), varied, rtol=1e-8)
     # The same of g, and of the values that stand for it.
     joint, covariance = function.joint_moments(X_new)
-    np.testing.assert_allclose(function.moments(X_new), (mean, var), rtol=1e-8)
     np.testing.assert_allclose(joint, mean, rtol=1e-8)
     prior = 1.5 * RBF([0.6, 1.2])(X_new.numpy()) + NOISE_LEVEL
     known = K_new @ np.linalg.solve(K + np.diag(1 / W), K_new.T)
     np.testing.assert_allclose(covariance, prior - known, atol=1e-8)
-    for logs, each in zip(function.components(X_new, 0.4), (of_f, more), strict=True):
-        np.testing.assert_allclose(
-            component_weights() @ np.exp(logs.numpy()), np.exp(each), rtol=1e-6
-        )
+    factors = function.components(X_new, torch.from_numpy(of_f), 0.4)
+    for values, each in zip(factors, (varied / of_f, (0.1 * expected + 0.3) / 0.4), strict=True):
+        np.testing.assert_allclose(component_weights() @ values.numpy(), each, rtol=1e-6)
 
 
 @pytest.mark.parametrize("exponent", [0.0, 0.5, 1.0])
@@ -162,7 +163,7 @@ def test_errors_of_many_are_predicted_by_the_nearest(monkeypatch, held_out):
 def test_noise_that_grows_is_found():
     function = learned(problem(150), choose=True)
     x = torch.tensor([[0.1], [0.9]], dtype=torch.float64)
-    low, high = function(x, function.constant)[1].tolist()
+    low, high = function.moments(x)[0].tolist()
     assert 8 * 0.8 == pytest.approx(high - low, abs=2.0)  # of log variances
 
 
@@ -171,7 +172,7 @@ def test_noise_of_many_rows():
     kernel = RBF(0.3) + WhiteKernel(0.02)
     x = torch.tensor([[0.1], [0.9]], dtype=torch.float64)
     function = learn_noise_function(kernel, problem(800), KERNEL)
-    low, high = function(x, function.constant)[1].tolist()
+    low, high = function.moments(x)[0].tolist()
     assert len(function.X) == 500 and 8 * 0.8 == pytest.approx(high - low, abs=1.0)
     kernel = RBF(0.3) + WhiteKernel(0.02**2)
     assert learn_noise_function(kernel, problem(800, slope=0.0), KERNEL) is None
@@ -237,7 +238,7 @@ def test_an_amplitude_that_varies_is_found():
     kernel = maximise_evidence(RBF(0.05) + WhiteKernel(1e-4), data, max_iter=30)[0].kernel
     function = learn_noise_function(kernel, data, KERNEL)
     assert function.exponent == 1
-    low, high = function(torch.tensor([[0.25], [0.75]]).double(), function.constant)[0].tolist()
+    low, high = function.moments(torch.tensor([[0.25], [0.75]]).double())[0].tolist()
     assert high - low > 4  # 9.2 of the truth, towards 0 by the prior
 
 
@@ -247,7 +248,7 @@ def test_errors_of_a_smoother_process_tell_where_a_rough_one_explains_noise():
     assert not split.is_likelier(kernel, kernel, split.posterior(kernel))
     function = learn_noise_function(kernel, data, KERNEL)
     x = torch.tensor([[0.1], [0.9]]).double()
-    low, high = function(x, function.constant)[1].tolist()
+    low, high = function.moments(x)[0].tolist()
     assert 8 * 0.8 == pytest.approx(high - low, abs=2.0)
 
 
@@ -269,4 +270,4 @@ def test_errors_are_those_of_a_process_of_constant_noise():
     noise = function.constant
     x = torch.linspace(0.05, 0.95, 10).double()[:, None]
     expected = np.log(0.02**2 / noise) + 4 * x[:, 0].numpy()
-    np.testing.assert_allclose(function(x, noise)[1], expected, atol=0.9)
+    np.testing.assert_allclose(function.moments(x)[0], expected, atol=0.9)
