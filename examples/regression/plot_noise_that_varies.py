@@ -4,8 +4,8 @@ Noise that varies
 
 An instrument is precise at rest and less so the faster it turns. One variance of noise for all
 speeds makes the intervals too wide at rest and too narrow at speed. Without a kernel of one's own
-the regressors ask the errors of a process of constant noise whether its variance depends on the
-columns, and learn how.
+the regressors ask the errors of a process of constant variance whether that of the noise, and that
+of the function with it, depends on the columns, and learn how.
 """
 
 import matplotlib.pyplot as plt
@@ -46,4 +46,26 @@ axes[0].legend()
 # The standard deviation of the noise that was learned, and the one that generated the readings.
 learned = np.sqrt(model.predict_noise_variance([[1.0], [5.0], [9.0]]))
 print(learned.round(3), (0.03 * np.exp(0.3 * np.array([1.0, 5.0, 9.0]))).round(3))
+
+# %%
+# A function that is flat here and rough there: its own uncertainty between observations varies as
+# the errors do. Beyond all observations, of which errors tell nothing, it goes back to that of all.
+grid = np.linspace(5, 10, 2001)
+walk = np.cumsum(0.05 * rng.standard_normal(2001))
+place = rng.uniform(0, 10, (450, 1))
+height = np.interp(place[:, 0], grid, walk, left=0.0)
+line = np.linspace(-1, 10, 500)[:, None]
+figure, axes = plt.subplots(1, 2, figsize=(11, 4.5), sharey=True, layout="constrained")
+for heteroscedastic, axis in zip((False, "auto"), axes, strict=True):
+    model = QSGPRegressor(heteroscedastic=heteroscedastic, random_state=0)
+    model.fit(place[:150], height[:150])
+    density = model.log_predictive_density(place[150:], height[150:]).mean()
+    print(f"heteroscedastic={heteroscedastic}: {-density:.2f} nats an observation")
+    low, high = model.predict_interval(line, 0.95)
+    axis.fill_between(line[:, 0], low, high, alpha=0.3, label="95% of heights")
+    axis.plot(line[:, 0], model.predict(line), label="mean")
+    axis.plot(place[:150], height[:150], "k.", markersize=3)
+    axis.set(xlabel="place", title=f"heteroscedastic={heteroscedastic}")
+axes[0].set_ylabel("height")
+axes[0].legend(loc="lower left")
 plt.show()
