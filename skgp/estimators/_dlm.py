@@ -13,7 +13,7 @@ from skgp.estimators._base_regressor import LikelihoodGPRegressor, StreamingGPRe
 from skgp.estimators._dlm_common import SparseGPMixin
 from skgp.estimators._fitting import FitSession
 from skgp.estimators._parameters import StrOptions, keep_parameters
-from skgp.estimators._target_noise import VaryingNoise
+from skgp.estimators._varying_noise import VaryingNoise
 from skgp.kernels.expression import split_noise
 from skgp.learning.calibration import FEW_ROWS_COUPLING, best_calibration, left_out_moments
 from skgp.learning.defaults import FEW_ROWS

@@ -37,8 +37,7 @@ class LikelihoodPredictive:
     ----------
     _likelihood : NumericLikelihood or None
         None for Gaussian noise of variance ``_noise_variance``, in closed forms. Counts take an
-        ``offset`` (n,), the logarithms of their exposures; Gaussian noise those of factors of its
-        variance.
+        ``offset`` (n,), the logarithms of their exposures.
     """
 
     _noise_variance: float
@@ -65,10 +64,6 @@ class LikelihoodPredictive:
         zero = np.zeros(1)
         return float(self._predictive_moments(zero, zero)[1][0])
 
-    def _noise_at(self, offset: np.ndarray | None) -> Any:
-        """Return the variance of Gaussian noise, of which an offset (n,) is the logarithm."""
-        return self._noise_variance if offset is None else self._noise_variance * np.exp(offset)
-
     def _of_likelihood(self, method: str, *arrays, offset: np.ndarray | None = None):
         """Evaluate a method of the likelihood elementwise, at offsets that broadcast."""
         if offset is None:
@@ -83,7 +78,7 @@ class LikelihoodPredictive:
     ) -> tuple[np.ndarray, np.ndarray]:
         """Return mean and variance of z."""
         if self._likelihood is None:
-            return mean, var + self._noise_at(offset)
+            return mean, var + self._noise_variance
         return self._of_likelihood("predictive_moments", mean, var, offset=offset)
 
     def _moment_slopes(
@@ -128,7 +123,7 @@ class LikelihoodPredictive:
     ) -> np.ndarray:
         """Return the quantiles of z, shape (n, q) or (n, t, q)."""
         if self._likelihood is None:
-            std = np.sqrt(var + self._noise_at(offset))
+            std = np.sqrt(var + self._noise_variance)
             return mean[..., None] + std[..., None] * ndtri(quantiles)
         offset = None if offset is None else offset[:, None]
         moments = mean[:, None], var[:, None]
@@ -140,7 +135,7 @@ class LikelihoodPredictive:
         """Return log p(z), shape (n,) or (n, t)."""
         if self._likelihood is None:
             # Without noise the variance may be 0, where the density has no finite value.
-            var = np.maximum(var + self._noise_at(offset), np.finfo(np.float64).tiny)
+            var = np.maximum(var + self._noise_variance, np.finfo(np.float64).tiny)
             return np.asarray(norm.logpdf(z, loc=mean, scale=np.sqrt(var)))
         if self._likelihood.is_count:
             check_counts(z)
@@ -151,8 +146,7 @@ class LikelihoodPredictive:
     ) -> np.ndarray:
         """Return draws of z, of the shape of f, given draws of f."""
         if self._likelihood is None:
-            noise = np.reshape(self._noise_at(offset), (-1, *[1] * (f.ndim - 1)))
-            return f + np.sqrt(noise) * rng.standard_normal(f.shape)
+            return f + np.sqrt(self._noise_variance) * rng.standard_normal(f.shape)
         generator = torch.Generator().manual_seed(int(rng.randint(2**31 - 1)))
         likelihood = self._likelihood
         if offset is not None:
@@ -308,6 +302,15 @@ def gradient_in(total: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
     if not total.requires_grad:
         return torch.zeros_like(rows)
     return torch.autograd.grad(total, rows, retain_graph=True, materialize_grads=True)[0]
+
+
+def gaussian_draws(
+    mean: np.ndarray, covariance: np.ndarray, n_samples: int, rng: np.random.RandomState
+) -> np.ndarray:
+    """Return joint draws (n, s) or (n, t, s) of means (n,) or (n, t) and a covariance (n, n)."""
+    draws = rng.standard_normal((*mean.shape, n_samples))
+    spread = covariance_root(covariance) @ draws.reshape(len(mean), -1)
+    return mean[..., None] + spread.reshape(draws.shape)
 
 
 def covariance_root(covariance: np.ndarray) -> np.ndarray:

@@ -18,7 +18,7 @@ from skgp.estimators._base_regressor import StreamingGPRegressor
 from skgp.estimators._fitting import Callback, FitSession
 from skgp.estimators._parameters import Interval, StrOptions, warn_at_bounds
 from skgp.estimators._reduction import cluster_centres
-from skgp.estimators._target_noise import VaryingNoise
+from skgp.estimators._varying_noise import VaryingNoise
 from skgp.estimators._warping import WarpedInputs
 from skgp.estimators.defaults import GRAPH_COPIES
 from skgp.inference.weights.gram import StreamingGram

@@ -19,6 +19,7 @@ from skgp.estimators._blocks import check_all_counts, checked_moments, some_of
 from skgp.estimators._predictive import (
     FourArrays,
     LikelihoodPredictive,
+    gradient_in,
     is_constant,
     of_targets,
     rounding_of,
@@ -26,11 +27,12 @@ from skgp.estimators._predictive import (
     with_axes,
 )
 from skgp.estimators._validation import check_counts, check_exposure, validate_training_data
-from skgp.estimators.defaults import UNLIKE_WEIGHTS
+from skgp.estimators.defaults import GRAPH_COPIES, UNLIKE_WEIGHTS
 from skgp.kernels.expression import split_noise
 from skgp.kernels.scales import capped_weights
 from skgp.learning.hyperparameters import robust_location_scale
 from skgp.linalg import warn_caller
+from skgp.linalg.runtime import to_arrays
 
 Values = TypeVar("Values", float, np.ndarray, torch.Tensor)
 
@@ -249,6 +251,25 @@ class RegressionData(LikelihoodPredictive, BaseGP):
         """
         mean, var = self._posterior.mean_and_variance(rows)
         return self._by_target(mean), var.reshape(len(var), -1)[:, 0]
+
+    def _graph_bytes_per_row(self) -> int:
+        """Return the memory in bytes that gradients in X take for one row."""
+        return GRAPH_COPIES * self._bytes_per_row()
+
+    def _latent_gradients(self, X: np.ndarray) -> tuple[np.ndarray, ...]:
+        """Return mean and variance of f, (n,) each, and their gradients in X, (n, d) each.
+
+        Of several targets (n, t), (n, 1), (n, t, d) and (n, 1, d).
+        """
+        rows = to_tensor(X, device=self._latent_device).clone().requires_grad_()
+        with torch.enable_grad():
+            mean, var = self._moment_tensors(rows)
+        # What a row is predicted depends on no other row: the sum has the gradients of each.
+        d_var = gradient_in(var.sum(), rows)
+        if mean.ndim == 1:
+            return to_arrays(mean, var, gradient_in(mean.sum(), rows), d_var)
+        slopes = [gradient_in(column.sum(), rows) for column in mean.T]
+        return to_arrays(mean, var[:, None], torch.stack(slopes, 1), d_var[:, None])
 
     def _by_target(self, mean: Any) -> Any:
         """Means (n, t) of all targets, given those of targets that vary; of one as (n,)."""

@@ -6,28 +6,24 @@ import itertools
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import ArrayLike
 from sklearn.base import RegressorMixin
 from sklearn.metrics import r2_score
 from sklearn.utils import check_random_state
 
 from skgp.blocks import is_dask
-from skgp.estimators._base import clip_variance, to_tensor
+from skgp.estimators._base import clip_variance
 from skgp.estimators._blocks import in_memory, over_rows
 from skgp.estimators._fitting import within_limits
 from skgp.estimators._predictive import (
     FourArrays,
     check_gradients_asked,
-    covariance_root,
-    gradient_in,
+    gaussian_draws,
     of_targets,
 )
 from skgp.estimators._regression_data import RegressionData
 from skgp.estimators._validation import check_joint_memory, check_n_samples, checked_levels, ends_of
-from skgp.estimators.defaults import GRAPH_COPIES
 from skgp.inference.gp_mixture import mixture_log_density, mixture_quantiles
-from skgp.linalg.runtime import to_arrays
 
 
 class RegressionPredictions(RegressorMixin, RegressionData):
@@ -104,7 +100,7 @@ class RegressionPredictions(RegressorMixin, RegressionData):
         if return_cov:
             remedy = "Ask for fewer of them at once, or for return_std=True"
             check_joint_memory(len(X), remedy, np.size(self.y_scale_))
-            mean, covariance = self._predictive_covariance(*self._joint_moments(X), **offset)
+            mean, covariance = self._observation_covariance(X, **offset)
             return self._observed_mean(mean), self._observed_covariance(mean, covariance)
         if return_mean_grad or return_std_grad:
             found = self._predictive_gradients(X, **offset)
@@ -112,7 +108,7 @@ class RegressionPredictions(RegressorMixin, RegressionData):
             return tuple(itertools.compress(found, asked))
         if self._predicts_latent and not return_std:
             return self._observed_mean(self._by_target(self._by_chunks(self._means, X)))
-        mean, var = self._predictive_moments(*self._latent_moments(X), **offset)
+        mean, var = self._observation_moments(X, **offset)
         mean, std = self._observed_moments(mean, var)
         return (mean, std) if return_std else mean
 
@@ -337,6 +333,14 @@ class RegressionPredictions(RegressorMixin, RegressionData):
         """Return `_latent_mean_and_covariance`, of a process whose variance may depend on x."""
         return self._latent_mean_and_covariance(X)
 
+    def _observation_moments(self, X: np.ndarray, **offset: np.ndarray) -> tuple[Any, Any]:
+        """Return mean and variance of z at the rows of X."""
+        return self._predictive_moments(*self._latent_moments(X), **offset)
+
+    def _observation_covariance(self, X: np.ndarray, **offset: np.ndarray) -> tuple[Any, Any]:
+        """Return the same with the covariance (n, n) in place of the variance."""
+        return self._predictive_covariance(*self._joint_moments(X), **offset)
+
     #: Whether z is a mixture of normal distributions, `_components`, and not as `_likelihood` says.
     _is_mixture = False
 
@@ -370,36 +374,14 @@ class RegressionPredictions(RegressorMixin, RegressionData):
     ) -> np.ndarray:
         """Return joint draws of f at the rows of X, (n, n_samples) or (n, t, n_samples); O(n^3)."""
         check_joint_memory(len(X), "Draw at fewer of them at once")
-        mean, covariance = self._joint_moments(X)
-        draws = rng.standard_normal((*mean.shape, n_samples))
-        spread = covariance_root(covariance) @ draws.reshape(len(X), -1)
-        return mean[..., None] + spread.reshape(draws.shape)
-
-    def _graph_bytes_per_row(self) -> int:
-        """Return the memory in bytes that gradients in X take for one row."""
-        return GRAPH_COPIES * self._bytes_per_row()
-
-    def _latent_gradients(self, X: np.ndarray) -> tuple[np.ndarray, ...]:
-        """Return mean and variance of f, (n,) each, and their gradients in X, (n, d) each.
-
-        Of several targets (n, t), (n, 1), (n, t, d) and (n, 1, d).
-        """
-        rows = to_tensor(X, device=self._latent_device).clone().requires_grad_()
-        with torch.enable_grad():
-            mean, var = self._moment_tensors(rows)
-        # What a row is predicted depends on no other row: the sum has the gradients of each.
-        d_var = gradient_in(var.sum(), rows)
-        if mean.ndim == 1:
-            return to_arrays(mean, var, gradient_in(mean.sum(), rows), d_var)
-        slopes = [gradient_in(column.sum(), rows) for column in mean.T]
-        return to_arrays(mean, var[:, None], torch.stack(slopes, 1), d_var[:, None])
+        return gaussian_draws(*self._joint_moments(X), n_samples, rng)
 
     def _varied_gradients(self, X: np.ndarray, var: np.ndarray, d_var: np.ndarray) -> Any:
-        """Return variances of f and their gradients, and those of noise that is added to z.
+        """Return variances (n,) and their gradients (n, d), where variances depend on x by g.
 
-        Where they depend on x beside what the posterior of a stationary process has.
+        Given those of f at constant variance; noise has its excess over its constant.
         """
-        return var, d_var, 0.0
+        return var, d_var
 
     def _predictive_gradients(self, X: np.ndarray, **offset: np.ndarray) -> FourArrays:
         """Return mean and std of y, (n,) or (n, t), and their gradients in X with an axis more."""
@@ -407,7 +389,7 @@ class RegressionPredictions(RegressorMixin, RegressionData):
             self._latent_gradients, X, self._graph_bytes_per_row()
         )
         d_var[var < 0] = 0.0  # which are clipped
-        var, d_var, of_noise = self._varied_gradients(X, clip_variance(var), d_var)
+        var, d_var = self._varied_gradients(X, clip_variance(var), d_var)
         slopes = self._moment_slopes(mean, var, **offset)
         mean, var = self._predictive_moments(mean, var, **offset)
         if slopes is not None:
@@ -415,4 +397,4 @@ class RegressionPredictions(RegressorMixin, RegressionData):
                 a[:, None] * d_mean + b[:, None] * d_var for a, b in (slopes[:2], slopes[2:])
             )
             d_mean, d_var = by_mean, by_var
-        return self._observed_gradients(mean, var, d_mean, d_var + of_noise)
+        return self._observed_gradients(mean, var, d_mean, d_var)

@@ -14,7 +14,7 @@ from skgp.estimators._base_regressor import LikelihoodGPRegressor, StreamingGPRe
 from skgp.estimators._fitting import FitSession
 from skgp.estimators._parameters import StrOptions, keep_parameters
 from skgp.estimators._swsgp_common import SWSGPMixin
-from skgp.estimators._target_noise import VaryingNoise
+from skgp.estimators._varying_noise import VaryingNoise
 from skgp.estimators._vecchia import VecchiaGPRegressor
 from skgp.estimators.defaults import SWSGP_EXACT_ROWS, SWSGP_FULL_ROWS
 from skgp.inference.defaults import LOCAL_JITTER

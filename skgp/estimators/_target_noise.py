@@ -16,33 +16,25 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import ArrayLike
 from sklearn.gaussian_process.kernels import Kernel
-from sklearn.utils.validation import check_is_fitted
 
 from skgp.data import Data
 from skgp.estimators import defaults
 from skgp.estimators._base import arrays, to_tensor
-from skgp.estimators._blocks import over_rows
-from skgp.estimators._fitting import within_limits
 from skgp.estimators._kernels import default_kernels
-from skgp.estimators._parameters import Auto, StrOptions
-from skgp.estimators._predictive import FourArrays, covariance_root, exponential_covariance
+from skgp.estimators._predictive import FourArrays, exponential_covariance
 from skgp.estimators._regression_predictions import RegressionPredictions
 from skgp.estimators.defaults import LOG_LEAST_ROWS, LOG_NATS, LOG_RATIOS, MAX_EXPONENT
 from skgp.kernels.scales import capped_weights
 from skgp.learning.hyperparameters import logs_predict_better
 from skgp.learning.markov.defaults import STRUCTURE_ROWS
 from skgp.learning.markov.series_search import Problem, evidence_near
-from skgp.learning.noise_function import NoiseFunction, component_weights, learn_noise_function
 from skgp.likelihoods import Likelihood
-from skgp.linalg.runtime import to_arrays
 from skgp.models.state_space import kernel_of, series_of
-from skgp.samplers.diagnostics import effective_sample_size
 
 
 class LogScale(RegressionPredictions):
@@ -101,7 +93,7 @@ class LogScale(RegressionPredictions):
         data = Data(to_tensor(X), to_tensor(y), given).merged(any_likelihood=True)
         if len(data) < defaults.LOG_ROWS[0]:
             return False
-        some = _capped(data.some(defaults.LOG_ROWS[1], torch.Generator().manual_seed(0)))
+        some = capped(data.some(defaults.LOG_ROWS[1], torch.Generator().manual_seed(0)))
         return logs_predict_better(default_kernels(*arrays(some))[0], some)
 
     def _target(self, y: np.ndarray, sample_weight: np.ndarray | None) -> np.ndarray:
@@ -151,7 +143,7 @@ class LogScale(RegressionPredictions):
         return np.where(y > 0, log_density, -np.inf)
 
 
-def _capped(data: Data) -> Data:
+def capped(data: Data) -> Data:
     """Observations none of which decides alone by its weight."""
     weight = capped_weights(arrays(data)[1])
     return Data(data.X, data.y, None if weight is None else to_tensor(weight))
@@ -199,209 +191,6 @@ def check_positive_targets(y: np.ndarray, remedy: str) -> None:
             f"y must be positive where log y is modelled; got {y[row].item()!r} in row {row} "
             f"({bad.sum()} of {len(y)} rows are not positive). {remedy}"
         )
-
-
-class VaryingNoise(LogScale):
-    """A regressor with Gaussian noise whose variance, and that of f, may depend on x.
-
-    Parameters
-    ----------
-    heteroscedastic : bool or "auto", default="auto"
-        Whether variances depend on x: that of Gaussian noise, of y or of log y, is multiplied by a
-        function of x (`predict_noise_variance`), and that of f by its power of 0, 1/2 or 1,
-        learned from the errors of up to 1000 observations. Means and ``noise_variance_`` are those
-        of constant variances; densities, quantiles and draws average over what is known of the
-        function, and are heavier in the tails than normal ones. "auto" does with ``kernel=None``,
-        of 100 observations of one target or more, where observations held out, of up to 4000, are
-        clearly likelier then; not of streams, rows in blocks, principal components or relevance
-        vectors, nor where some rows repeat far more often than others.
-    """
-
-    _noise_constraints: dict[str, list[Any]] = {
-        "heteroscedastic": ["boolean", StrOptions({"auto"})]
-    }
-
-    heteroscedastic: bool | Auto
-    #: Of the logarithm of the variance over ``noise_variance_``; None where it is constant.
-    _noise_function: NoiseFunction | None = None
-
-    def _check_parameters(self, *, stream: bool = False) -> None:
-        super()._check_parameters(stream=stream)
-        if self.heteroscedastic is not True:
-            return
-        if not (self._has_gaussian_name and self._learns_noise):
-            raise ValueError(
-                f"heteroscedastic=True is of Gaussian noise that is learned; got "
-                f"likelihood={self.likelihood!r}, optimizer={self.optimizer!r} and "
-                f"kernel={self.kernel!r}. Use likelihood='gaussian', an optimizer and a noise "
-                "level that is not fixed, or heteroscedastic='auto'."
-            )
-        if stream:
-            raise ValueError(
-                "partial_fit has constant noise; got heteroscedastic=True. Use 'auto' or False, or "
-                "fit."
-            )
-
-    def _begin_fit(self, *, informed: bool = True) -> None:
-        super()._begin_fit(informed=informed)
-        self._noise_function = None
-
-    def _choose_scale(self, X: np.ndarray, y: np.ndarray, weight: np.ndarray | None) -> None:
-        if self.heteroscedastic is not True:
-            super()._choose_scale(X, y, weight)
-
-    def _learn_from_errors(self, data: Data, *, stream: bool) -> None:
-        if not stream and self._may_vary(data):
-            self._noise_function = self._learn_noise_function(data)
-
-    def _may_vary(self, data: Data) -> bool:
-        """Whether to ask the errors of a process of constant noise."""
-        if self.heteroscedastic == "auto":
-            asked = self.kernel is None and self._has_gaussian_name
-            if not asked or len(data) < defaults.NOISE_LEAST_ROWS:
-                return False
-        elif not self.heteroscedastic:
-            return False
-        return self._learns and data.y.ndim == 1 and bool(data.y.max() > data.y.min())
-
-    def _learn_noise_function(self, data: Data) -> NoiseFunction | None:
-        data = data.merged(any_likelihood=True)
-        weight = arrays(data)[1]
-        if self.heteroscedastic == "auto" and weight is not None:
-            if effective_sample_size(np.log(weight)) < defaults.NOISE_EVENNESS * len(data):
-                return None
-        data = _capped(data)
-        smoother = self._kernels(data)[0] if self.heteroscedastic == "auto" else None
-        return learn_noise_function(self.kernel_, data, smoother)
-
-    @over_rows
-    @within_limits
-    def predict_noise_variance(self, X: ArrayLike) -> np.ndarray:
-        """Predict the variance of the observation noise at each row of X.
-
-        Parameters
-        ----------
-        X : array-like of shape (n, d)
-
-        Returns
-        -------
-        ndarray of shape (n,) or (n, t)
-            In squared units of y, or of log y: ``noise_variance_`` unless noise is heteroscedastic.
-        """
-        check_is_fitted(self)
-        X = self._validate_prediction(X)
-        variance = np.multiply.outer(np.ones(len(X)), self.noise_variance_)
-        return variance * np.exp(self._offset_at(None, X).get("offset", 0.0))
-
-    def _offset_at(self, exposure: ArrayLike | None, X: np.ndarray) -> dict[str, np.ndarray]:
-        """Of Gaussian noise that varies the logarithm of its factors."""
-        offset, function = super()._offset_at(exposure, X), self._noise_function
-        if function is None:
-            return offset
-        mean, spread = self._moments_of_g(X)
-        factors = function.of_noise(torch.from_numpy(mean + 0.5 * spread), self._noise_variance)
-        return {"offset": factors.log().numpy()}
-
-    def _moments_of_g(self, X: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Mean and variance (n,) of g at the rows of X."""
-        function = cast(NoiseFunction, self._noise_function)
-
-        def moments(rows: np.ndarray) -> tuple[np.ndarray, ...]:
-            return to_arrays(*function.moments(to_tensor(rows)))
-
-        return self._by_chunks(moments, X, 32 * len(function.X))
-
-    def _latent_moments(self, X: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        mean, var = super()._latent_moments(X)
-        function = self._noise_function
-        if function is None or not function.exponent:
-            return mean, var
-        of_g = map(torch.from_numpy, self._moments_of_g(X))
-        return mean, function.of_f(torch.from_numpy(var), *of_g).numpy()
-
-    def _joint_moments(self, X: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        mean, covariance = super()._joint_moments(X)
-        if self._noise_function is not None:
-            # E[e^(h_i + h_j)] of h, half the logarithms of factors of the variances of f
-            half, g, C = self._joint_logs(X, covariance)
-            C = half[:, None] * C * half
-            h = half * g + 0.5 * C.diagonal()
-            covariance = covariance * np.exp(h[:, None] + h + C)
-        return mean, covariance
-
-    def _joint_logs(self, X: np.ndarray, covariance: np.ndarray) -> tuple[np.ndarray, ...]:
-        """Half the power (n,) of e^g in the variances of f, mean (n,) and covariance (n, n) of g.
-
-        Given the covariance of f at constant variance.
-        """
-        function = cast(NoiseFunction, self._noise_function)
-        power = function.power(torch.from_numpy(covariance.diagonal().copy()))
-        return to_arrays(0.5 * power, *function.joint_moments(to_tensor(X)))
-
-    def _latent_samples(
-        self, X: np.ndarray, n_samples: int, rng: np.random.RandomState
-    ) -> np.ndarray:
-        if self._noise_function is None:
-            return super()._latent_samples(X, n_samples, rng)
-        return self._joint_draws(X, n_samples, rng)[0]
-
-    def _observation_samples(
-        self, X: np.ndarray, n_samples: int, rng: np.random.RandomState, **offset: np.ndarray
-    ) -> np.ndarray:
-        if self._noise_function is None:
-            return super()._observation_samples(X, n_samples, rng, **offset)
-        f, g = self._joint_draws(X, n_samples, rng)
-        factors = self._noise_function.of_noise(torch.from_numpy(g), self._noise_variance)
-        noise = self._noise_variance * factors.numpy()
-        return f + np.sqrt(noise) * rng.standard_normal(f.shape)
-
-    def _joint_draws(
-        self, X: np.ndarray, n_samples: int, rng: np.random.RandomState
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """Of f and of g at the rows of X, (n, n_samples) each."""
-        mean, covariance = super()._joint_moments(X)
-        half, g, covariance_of_g = self._joint_logs(X, covariance)
-        draws = rng.standard_normal((2, len(X), n_samples))
-        g = g[:, None] + covariance_root(covariance_of_g) @ draws[1]
-        scale = np.exp(half[:, None] * g)
-        return mean[:, None] + scale * (covariance_root(covariance) @ draws[0]), g
-
-    @property
-    def _is_mixture(self) -> bool:  # type: ignore[override]
-        return self._noise_function is not None
-
-    def _components(self, X: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        function = cast(NoiseFunction, self._noise_function)
-        mean, var = super()._latent_moments(X)
-
-        def variances(rows: np.ndarray) -> np.ndarray:
-            X, var = to_tensor(rows[:, :-1]), to_tensor(rows[:, -1])
-            of_f, of_noise = function.components(X, var, self._noise_variance)
-            return (of_f * var + self._noise_variance * of_noise).T.numpy()
-
-        var = self._by_chunks(variances, np.column_stack([X, var]), 32 * len(function.X)).T
-        return component_weights(), np.broadcast_to(mean, var.shape), var
-
-    def _varied_gradients(self, X: np.ndarray, var: np.ndarray, d_var: np.ndarray) -> Any:
-        if self._noise_function is None:
-            return super()._varied_gradients(X, var, d_var)
-        function = self._noise_function
-
-        def gradients(rows: np.ndarray) -> tuple[np.ndarray, ...]:
-            X, var = (
-                to_tensor(a).requires_grad_() for a in (rows[:, :-1].copy(), rows[:, -1].copy())
-            )
-            with torch.enable_grad():
-                mean, spread = function.moments(X)
-                of_f = function.of_f(var, mean, spread)
-                of_noise = function.of_noise(mean + 0.5 * spread, self._noise_variance)
-            by_X, by_var = torch.autograd.grad(of_f.sum(), (X, var), retain_graph=True)
-            return to_arrays(of_f, by_X, by_var, *torch.autograd.grad(of_noise.sum(), X))
-
-        size = 8 * defaults.GRAPH_COPIES * len(function.X)
-        of_f, by_X, by_var, by_noise = self._by_chunks(gradients, np.column_stack([X, var]), size)
-        of_X, of_noise = (self._in_units_of_columns(X, slope) for slope in (by_X, by_noise))
-        return of_f, by_var[:, None] * d_var + of_X, self._noise_variance * of_noise
 
 
 Found = tuple[Kernel, torch.Tensor]

@@ -16,7 +16,7 @@ from skgp.estimators._base_regressor import LikelihoodGPRegressor
 from skgp.estimators._fitting import FitSession
 from skgp.estimators._parameters import Interval, StrOptions, keep_parameters, options
 from skgp.estimators._reduction import warn_of_few_rows
-from skgp.estimators._target_noise import VaryingNoise
+from skgp.estimators._varying_noise import VaryingNoise
 from skgp.estimators._warping import WarpedInputs
 from skgp.inference.vecchia.posterior import VecchiaPosterior
 from skgp.kernels.expression import split_noise

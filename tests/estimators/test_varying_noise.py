@@ -9,6 +9,7 @@ from scipy.stats import norm
 from sklearn.gaussian_process.kernels import RBF, DotProduct, WhiteKernel
 
 import skgp
+from skgp.learning.noise_function import NoiseFunction
 from tests.same import assert_same
 
 REGRESSORS = [
@@ -113,6 +114,33 @@ def test_draws_are_of_the_same_distribution(model, rows):
     products = (f - mean[:, None])[:, None] * (f - mean[:, None])  # (9, 9, n)
     error = products.std(axis=2) / np.sqrt(n)
     assert np.abs((products.mean(axis=2) - covariance) / error).max() < 4.5
+
+
+def test_what_is_known_of_the_variances_is_asked_once_and_not_by_means(model, rows, monkeypatch):
+    asked = []
+    moments = NoiseFunction.moments
+    monkeypatch.setattr(NoiseFunction, "moments", lambda *given: asked.append(1) or moments(*given))
+    model.predict(rows)
+    assert not asked
+    for predict in (
+        lambda: model.predict(rows, return_std=True),
+        lambda: model.predict_interval(rows),
+        lambda: model.log_predictive_density(rows, np.zeros(9)),
+        lambda: model.predict(rows, return_std=True, return_std_grad=True),
+        lambda: model.latent_mean_and_variance(rows),
+        lambda: model.predict_noise_variance(rows),
+    ):
+        predict()
+        assert len(asked) == 1
+        asked.clear()
+
+
+@pytest.mark.parametrize("draw", ["sample_y", "sample_f"])
+def test_draws_at_more_rows_than_there_is_room_for_are_refused(draw):
+    model = skgp.QSGPRegressor(random_state=0, heteroscedastic=True).fit(*problem())
+    many = np.broadcast_to([[0.5, 0.5]], (3_000_000, 2))
+    with pytest.raises(MemoryError, match="Draw at fewer of them at once"):
+        getattr(model, draw)(many)
 
 
 def test_gradients_of_the_standard_deviation(model, rows):

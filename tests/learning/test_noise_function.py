@@ -220,6 +220,9 @@ def test_of_many_those_that_g_is_not_learned_from_judge(monkeypatch):
     monkeypatch.setattr(defaults, "NOISE_ROWS", (100, 100))
     monkeypatch.setattr(defaults, "NOISE_FOLDED", 200)
     data, kernel = problem(300), RBF(0.3) + WhiteKernel(0.05)
+    split = Split(data)
+    (held,) = split.folds
+    assert sorted([*split.rows.tolist(), *held.tolist()]) == list(range(300))
     assert learn_noise_function(kernel, data, KERNEL) is not None
     others = torch.randperm(300, generator=torch.Generator().manual_seed(0))[100:]
     x = data.X[others, 0]
