@@ -20,7 +20,7 @@ from skgp import (
     VecchiaGPRegressor,
 )
 from skgp.inference.defaults import LATENT_JITTER
-from skgp.learning.defaults import COUPLINGS, MODERATIONS
+from skgp.learning.defaults import COUPLINGS, FEW_ROWS_MODERATION, MODERATIONS
 from skgp.likelihoods import Bernoulli
 from skgp.models import vecchia as model_of
 from skgp.models.vecchia import left_out
@@ -104,8 +104,11 @@ def test_moderation_and_coupling_are_those_that_drew_the_labels_together(monkeyp
     moments = torch.from_numpy(mean), torch.from_numpy(var)
     monkeypatch.setattr(model_of, "VECCHIA_LEFT_OUT", 10_000)
     monkeypatch.setattr(model_of, "left_out", lambda mode: moments)
-    found = model_of.calibrated(SimpleNamespace(data=Y), mode, KERNEL, torch.Generator())
-    assert found == (1.0, 1.0)
+    told = SimpleNamespace(data=Y), mode, KERNEL, torch.Generator()
+    assert model_of.calibrated(*told) == (1.0, 1.0)
+    # Where variances are of no effect what is taken without data stays.
+    moments[1].mul_(1e-9)
+    assert model_of.calibrated(*told)[0] == FEW_ROWS_MODERATION
 
 
 def test_draws_stand_for_the_covariance_of_many_rows(monkeypatch):

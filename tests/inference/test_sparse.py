@@ -197,6 +197,11 @@ def test_new_inducing_points_change_no_prediction_and_leave_little_unexplained()
     assert len(state.with_novel(X, 3, torch.Generator().manual_seed(0)).Z) == 11
     assert len(state.with_novel(X, 0, torch.Generator()).Z) == 8
     assert len(state.with_novel(Z, 9, torch.Generator()).Z) == 8
+    # However many rows are explained, each a little less than wholly.
+    explained = (Z + 0.02).repeat(400, 1)
+    apart = torch.tensor([[20.0], [30.0], [40.0]]).double()
+    grown = state.with_novel(torch.cat([explained, apart]), 9, torch.Generator().manual_seed(0))
+    assert sorted(grown.Z[8:, 0].tolist()) == [20.0, 30.0, 40.0]
 
 
 M, C = 5, 2

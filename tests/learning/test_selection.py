@@ -42,6 +42,11 @@ def test_a_value_on_the_other_side_of_the_simplest_is_no_step_towards_the_best()
     assert choose_towards(losses, 0.1, n_errors=2.0) == 0.4
     assert choose_towards(losses, 0.1, n_errors=30.0) == 0.1
     assert choose_towards({0.4: losses[0.4], 1.0: losses[1.0]}, 0.1) == 0.4  # nearest to it
+    # The same seen from the other end of the line.
+    mirrored = {-value: each for value, each in losses.items()}
+    for n_errors in (0.0, 2.0, 30.0):
+        found = choose_towards(mirrored, -0.1, n_errors=n_errors)
+        assert found == -choose_towards(losses, 0.1, n_errors=n_errors)
 
 
 def test_choose_ignores_noise_among_many_candidates_of_little_difference():

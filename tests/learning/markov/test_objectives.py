@@ -148,6 +148,19 @@ def test_elbo_has_the_gradient_that_its_prior_mean_adds(name):
         assert float(slope[i]) == pytest.approx((up - down) / 2e-4, rel=1e-4, abs=1e-4)
 
 
+def test_sites_are_kept_where_they_are_as_the_prior_mean_moves():
+    """A site of f = m + g is about the same f whatever m: its beta / weight is that of g."""
+    evidence, none = rare("poisson"), torch.empty(0, dtype=torch.float64)
+    assert evidence.sites_about(0.0) is None
+    motion = [Component(3.0 * Matern(4.0, nu=1.5)).dynamics()]
+    evidence(motion, none)
+    mean = evidence.mean_of(motion)
+    beta, weight = evidence.sites_about(mean)
+    moved, same = evidence.sites_about(mean - 2.5)
+    torch.testing.assert_close(same, weight)
+    torch.testing.assert_close(moved / same - 2.5, beta / weight)
+
+
 def test_elbo_is_found_after_one_of_a_far_variance():
     """Whose prior mean is 700 lower, from where the sites of the last evaluation start."""
     none, kernel = torch.empty(0, dtype=torch.float64), Matern(4.0, nu=1.5)
