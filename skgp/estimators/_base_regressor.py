@@ -71,7 +71,14 @@ from skgp.estimators._kernels import default_kernels, refuse_noise, with_noise
 from skgp.estimators._parameters import Interval, StrOptions
 from skgp.estimators._regression_predictions import RegressionPredictions
 from skgp.estimators._target_noise import LogScale
-from skgp.estimators.defaults import DF_BOUNDS, DF_START, LARGE_COUNT, LEAST_COUNT, SIGNAL_BOUNDS
+from skgp.estimators.defaults import (
+    DF_BOUNDS,
+    DF_START,
+    GROSS_ERRORS,
+    LARGE_COUNT,
+    LEAST_COUNT,
+    SIGNAL_BOUNDS,
+)
 from skgp.likelihoods import Gaussian, NumericLikelihood, Poisson, StudentT
 
 
@@ -149,12 +156,25 @@ class BaseGPRegressor(RegressionPredictions):
             given = X, y, sample_weight
             blocks = None if stream else training_blocks(self, *given, exposure=exposure)
             if blocks is not None:
-                self._learn_blocks(self._standardised(blocks, backend), session, backend)
+                standardised = self._standardised(blocks, backend)
+                self._learn_blocks(standardised, session, backend)
+                self._expect_gross_errors(standardised.total)
                 return
             rows, target, weight = map(in_memory, given)
             data = self._training_data(rows, target, weight, exposure, stream=stream)
             self._learn(data, session, backend, stream=stream)
+            if not stream and data.y.ndim == 1 and bool(data.y.max() > data.y.min()):
+                self._expect_gross_errors(data.total)
             self._learn_from_errors(data, stream=stream)
+
+    def _begin_fit(self, *, informed: bool = True) -> None:
+        super()._begin_fit(informed=informed)
+        self._gross_error_rate = 0.0
+
+    def _expect_gross_errors(self, n: float) -> None:
+        """Of n observations, where the model is the estimator's own choice."""
+        if self.kernel is None and self._learns and self.normalize_y and self._likelihood is None:
+            self._gross_error_rate = GROSS_ERRORS / (n + 1)
 
     def _learn_from_errors(self, data: Data, *, stream: bool) -> None:
         """Learn what the errors of the fitted process tell of."""

@@ -23,15 +23,29 @@ from skgp.estimators._predictive import (
 )
 from skgp.estimators._regression_data import RegressionData
 from skgp.estimators._validation import check_joint_memory, check_n_samples, checked_levels, ends_of
-from skgp.inference.gp_mixture import mixture_log_density, mixture_quantiles
+from skgp.inference.gp_mixture import mixture_log_density, mixture_moments, mixture_quantiles
 
 
 class RegressionPredictions(RegressorMixin, RegressionData):
-    """What every regressor says of new observations, noise included, and of f.
+    r"""What every regressor says of new observations, noise included, and of f.
 
     f is in the units of y, of counts on the scale of the link. Gradients are those of autograd
     through the hook ``_moment_tensors``.
+
+    Where none of n observations errs grossly, one in 2 (n + 1) others is expected to (Krichevsky
+    and Trofimov's estimate), which a normal distribution finds unlikely by hundreds of nats. Where
+    kernel and Gaussian noise are of the estimator's own choice, densities and quantiles of y are
+    therefore those of
+
+    .. math:: (1 - \epsilon)\, p(z) + \epsilon\, N(z; E[z], V[z] + 1), \qquad
+              \epsilon = \frac{1}{2 (n + 1)}
+
+    in units of the standard deviation of all targets. Means, standard deviations, draws and f are
+    without gross errors. The experiment stands at :data:`skgp.estimators.defaults.GROSS_ERRORS`.
     """
+
+    #: epsilon; 0 where the model is given.
+    _gross_error_rate = 0.0
 
     @property
     def noise_variance_(self) -> float:
@@ -345,21 +359,31 @@ class RegressionPredictions(RegressorMixin, RegressionData):
     _is_mixture = False
 
     def _components(self, X: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return weights (S,), means and variances (S, n) of the mixture that z is of."""
-        raise NotImplementedError
+        """Return weights (S,), means and variances (S, n) of z, without gross errors."""
+        mean, var = self._observation_moments(X)
+        return np.ones(1), mean[None], var[None]
+
+    def _mixture(self, X: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return the same with gross errors, of one component more."""
+        (weights, mean, var), rate = self._components(X), self._gross_error_rate
+        if not rate:
+            return weights, mean, var
+        centre, total = mixture_moments(weights, mean, var)
+        weights = np.append((1 - rate) * weights, rate)
+        return weights, np.vstack([mean, centre]), np.vstack([var, total + 1])
 
     def _quantiles(self, X: np.ndarray, levels: np.ndarray, **offset: np.ndarray) -> np.ndarray:
         """Return the quantiles of z at the rows of X, shape (n, q)."""
-        if not self._is_mixture:
+        if not (self._is_mixture or self._gross_error_rate):
             return self._predictive_quantiles(*self._latent_moments(X), levels, **offset)
-        return self._by_chunks(lambda rows: mixture_quantiles(*self._components(rows), levels), X)
+        return self._by_chunks(lambda rows: mixture_quantiles(*self._mixture(rows), levels), X)
 
     def _log_density(self, X: np.ndarray, z: np.ndarray, **offset: np.ndarray) -> np.ndarray:
         """Return log p(z) of each row of X and its z, shape (n,)."""
-        if not self._is_mixture:
+        if not (self._is_mixture or self._gross_error_rate):
             return self._predictive_log_density(z, *self._latent_moments(X), **offset)
         return self._by_chunks(
-            lambda rows: mixture_log_density(*self._components(rows[:, :-1]), rows[:, -1]),
+            lambda rows: mixture_log_density(*self._mixture(rows[:, :-1]), rows[:, -1]),
             np.column_stack([X, z]),
         )
 

@@ -368,9 +368,9 @@ class StateSpaceGPRegressor(
         return isinstance(self._states[0], AveragedState)
 
     def _components(self, X: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        weights, mean, var = to_arrays(
-            *cast(AveragedState, self._states[0]).mixture(self._inputs(X))
-        )
+        if not isinstance(self._states[0], AveragedState):
+            return super()._components(X)
+        weights, mean, var = to_arrays(*self._states[0].mixture(self._inputs(X)))
         return weights, mean, var
 
     def _observation_samples(self, X, n_samples, rng, **offset):

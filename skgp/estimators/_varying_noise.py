@@ -215,8 +215,9 @@ class VaryingNoise(LogScale):
         return self._noise_function is not None
 
     def _components(self, X: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        function = cast(NoiseFunction, self._noise_function)
-        mean, var = super()._latent_moments(X)
+        if self._noise_function is None:
+            return super()._components(X)
+        function, (mean, var) = self._noise_function, super()._latent_moments(X)
 
         def variances(rows: np.ndarray) -> np.ndarray:
             X, var = to_tensor(rows[:, :-1]), to_tensor(rows[:, -1])

@@ -1,0 +1,97 @@
+"""Densities and quantiles allow for gross errors where the model is the estimator's own choice."""
+
+import numpy as np
+import pytest
+from scipy.stats import norm
+from sklearn.gaussian_process.kernels import RBF, WhiteKernel
+
+import skgp
+
+REGRESSORS = [
+    skgp.QSGPRegressor,
+    skgp.VecchiaGPRegressor,
+    skgp.SWSGPRegressor,
+    skgp.DLMGPRegressor,
+    skgp.StateSpaceGPRegressor,
+    skgp.BayesianGPRegressor,
+]
+N = 40
+
+
+def problem(n=N, seed=0):
+    rng = np.random.default_rng(seed)
+    X = rng.uniform(0, 6, (n, 1))
+    return X, 1e3 + 30 * np.sin(X[:, 0]) + 2 * rng.standard_normal(n)
+
+
+@pytest.mark.parametrize("regressor", REGRESSORS)
+def test_density_and_quantiles_are_of_a_mixture(regressor):
+    X, y = problem()
+    model = regressor().set_params(random_state=0).fit(X, y)
+    rows, rate = np.linspace(-1, 7, 7)[:, None], 0.5 / (N + 1)
+    mean, std = model.predict(rows, return_std=True)
+    wide = np.sqrt(std**2 + y.var())
+    for z in (8.0, 40.0):  # what is left of the tails there is that of gross errors
+        found = model.log_predictive_density(rows, mean + z * wide)
+        np.testing.assert_allclose(found, np.log(rate) + norm.logpdf(z * wide, scale=wide))
+    lower, upper = model.predict_interval(rows, 0.9)
+    below = (1 - rate) * norm.cdf((lower - mean) / std) + rate * norm.cdf((lower - mean) / wide)
+    np.testing.assert_allclose(below, 0.05, atol=0.005)  # the rest is a mixture, too, for some
+    np.testing.assert_allclose(lower + upper, 2 * mean, rtol=1e-3)
+
+
+@pytest.mark.parametrize("regressor", REGRESSORS)
+def test_means_deviations_and_draws_are_without(regressor):
+    X, y = problem()
+    model = regressor().set_params(random_state=0).fit(X, y)
+    mean, std = model.predict(X[:5], return_std=True)
+    _, var = model.latent_mean_and_variance(X[:5])
+    np.testing.assert_allclose(std**2, var + model.noise_variance_, rtol=1e-6)
+    draws = model.sample_y(X[:5], 4000, random_state=0)
+    np.testing.assert_allclose(draws.std(axis=1), std, rtol=0.06)
+    np.testing.assert_allclose(draws.mean(axis=1), mean, atol=5 * std.max() / 4000**0.5)
+
+
+GIVEN = [
+    {"kernel": RBF() + WhiteKernel(0.1)},
+    {"optimizer": None},
+    {"normalize_y": False},
+]
+
+
+@pytest.mark.parametrize("given", GIVEN, ids=str)
+@pytest.mark.parametrize("regressor", REGRESSORS)
+def test_a_model_that_is_given_is_normal(regressor, given):
+    X, y = problem()
+    model = regressor(**given).set_params(random_state=0).fit(X, y)
+    mean, std = model.predict(X[:5], return_std=True)
+    assert (model.log_predictive_density(X[:5], mean + 100 * std) < -1000).all()
+
+
+def test_streams_and_several_targets_are_normal():
+    X, y = problem()
+    model = skgp.QSGPRegressor(random_state=0).fit(X, np.column_stack([y, y]))
+    mean, std = model.predict(X[:5], return_std=True)
+    assert (model.log_predictive_density(X[:5], mean + 100 * std) < -4000).all()
+    model = skgp.SWSGPRegressor(random_state=0).partial_fit(X, y)
+    mean, std = model.predict(X[:5], return_std=True)
+    assert (model.log_predictive_density(X[:5], mean + 100 * std) < -4000).all()
+
+
+def test_one_gross_error_costs_little():
+    X, y = problem(101)
+    y[100] += 100
+    model = skgp.QSGPRegressor(random_state=0).fit(X[:100], y[:100])
+    loss = -model.log_predictive_density(X[100:], y[100:]) - np.log(y[:100].std())
+    assert loss < 30  # that of a normal distribution: 50^2 / 2
+
+
+def test_copies_are_no_more_observations():
+    X, y = problem()
+    once, twice = (
+        skgp.VecchiaGPRegressor(random_state=0).fit(np.repeat(X, k, 0), np.repeat(y, k))
+        for k in (1, 2)
+    )
+    far = 1e4 * np.ones(5)
+    densities = [model.log_predictive_density(X[:5], far) for model in (once, twice)]
+    np.testing.assert_allclose(*densities, rtol=1e-6)
