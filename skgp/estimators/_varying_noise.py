@@ -177,11 +177,13 @@ class VaryingNoise(LogScale):
     def _joint_logs(self, X: np.ndarray, covariance: np.ndarray) -> tuple[np.ndarray, ...]:
         """Half the power (n,) of e^g in the variances of f, mean (n,) and covariance (n, n) of g.
 
-        Given the covariance of f at constant variance.
+        Given the covariance of f at constant variance. The scatter of g, one an observation, counts
+        in the mean: draws of f are continuous, of the variance that it has with the scatter.
         """
         function = cast(NoiseFunction, self._noise_function)
-        power = function.power(torch.from_numpy(covariance.diagonal().copy()))
-        return to_arrays(0.5 * power, *function.joint_moments(to_tensor(X)))
+        half = 0.5 * function.power(torch.from_numpy(covariance.diagonal().copy()))
+        mean, C = function.joint_moments(to_tensor(X))
+        return to_arrays(half, mean + half * function.scatter, C)
 
     def _latent_samples(
         self, X: np.ndarray, n_samples: int, rng: np.random.RandomState
@@ -195,18 +197,24 @@ class VaryingNoise(LogScale):
     ) -> np.ndarray:
         if self._noise_function is None:
             return super()._observation_samples(X, n_samples, rng, **offset)
-        f, g = self._joint_draws(X, n_samples, rng)
+        f, g = self._joint_draws(X, n_samples, rng, of_y=True)
         noise = self._variance_given(torch.from_numpy(g)).numpy()
         return f + np.sqrt(noise) * rng.standard_normal(f.shape)
 
     def _joint_draws(
-        self, X: np.ndarray, n_samples: int, rng: np.random.RandomState
+        self, X: np.ndarray, n_samples: int, rng: np.random.RandomState, *, of_y: bool = False
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Of f and of g at the rows of X, (n, n_samples) each; ``O(n^3)``."""
+        """Of f and of g at the rows of X, (n, n_samples) each; ``O(n^3)``.
+
+        `of_y` they have the scatter of observations.
+        """
         check_joint_memory(len(X), "Draw at fewer of them at once")
         mean, covariance = super()._joint_moments(X)
         half, centre, covariance_of_g = self._joint_logs(X, covariance)
         g = gaussian_draws(centre, covariance_of_g, n_samples, rng)
+        if of_y:
+            scatter = cast(NoiseFunction, self._noise_function).scatter
+            g += scatter**0.5 * rng.standard_normal(g.shape) - scatter * half[:, None]
         f = gaussian_draws(np.zeros_like(mean), covariance, n_samples, rng)
         return mean[:, None] + np.exp(half[:, None] * g) * f, g
 

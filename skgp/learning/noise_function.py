@@ -26,6 +26,10 @@ of a few. What is predicted averages over the posterior of g: variances are mean
 distributions, with heavier tails. Where the variance v of f exceeds those of all errors, which
 tell nothing of such places, its :math:`\gamma` falls as 1 / v: the amplitude there is that of all.
 
+What makes errors large may vary over less than the distances of observations. To what is known of g
+a constant :math:`\delta` and parts of variance :math:`\tau^2`, one an observation, are therefore
+added: the simplest that make observations held out likelier.
+
 Errors of a smoother process, of an RBF kernel, may tell more: what is rough is noise to it.
 Whichever errors g is learned from, it must make observations that are held out of f and of g
 likelier, as the process that has been fitted predicts them, all in five folds or some of many. An
@@ -67,7 +71,7 @@ from skgp.learning.evidence import leave_one_out_errors
 from skgp.learning.kernel_choice import maximise_evidence
 from skgp.learning.laplace_evidence import LaplaceEvidence, laplace_factor
 from skgp.learning.search import SearchSettings, neighbor_tiles
-from skgp.learning.selection import improves
+from skgp.learning.selection import choose, improves
 from skgp.likelihoods.quadrature import gauss_hermite
 from skgp.linalg import NotPositiveDefiniteError
 from skgp.linalg.cholesky import cho_inverse, jittered_cholesky, log_det, raise_diagonal_
@@ -87,6 +91,8 @@ class NoiseFunction:
     alpha: Tensor  # (m,), K^-1 times the mode of g
     root: Tensor  # (m,), W^1/2
     constant: float  # sigma^2
+    shift: float = 0.0  # delta
+    scatter: float = 0.0  # tau^2
 
     @cached_property
     def reduction(self) -> Tensor:
@@ -111,12 +117,14 @@ class NoiseFunction:
         """Posterior mean and variance (n,) of g."""
         K = self._prior(X, self.X)
         known = ((K @ self.reduction) * K).sum(1)
-        return K @ self.alpha, (self.amplitude + defaults.NOISE_LEVEL - known).clamp(min=0)
+        spread = (self.amplitude + defaults.NOISE_LEVEL - known).clamp(min=0)
+        return K @ self.alpha + self.shift, spread + self.scatter
 
     def joint_moments(self, X: Tensor) -> tuple[Tensor, Tensor]:
-        """Posterior mean (n,) and covariance (n, n) of g."""
+        """Posterior mean (n,) and covariance (n, n) of g, without its scatter."""
         K = self._prior(X, self.X)
-        return K @ self.alpha, self._prior(X, X / self.stretch) - K @ self.reduction @ K.T
+        C = self._prior(X, X / self.stretch) - K @ self.reduction @ K.T
+        return K @ self.alpha + self.shift, C
 
     def power(self, var: Tensor) -> Tensor:
         """Of e^g in the variances (n,) of f: gamma, and less where they exceed those of errors.
@@ -155,13 +163,16 @@ def learn_noise_function(kernel: Any, data: Data, smoother: Any = None) -> Noise
     split = Split(data)
     try:
         found = split.posterior(kernel)
-        reach = float(found.errors.variance.max())
-        if smoother is None or split.is_likelier(kernel, kernel, found):
-            return found.function(reach)
-        some = data.take(split.rows[: defaults.NOISE_ROWS[0]])
-        other = maximise_evidence(smoother, some, max_iter=defaults.LOG_ITER)[0].kernel
-        found = split.posterior(other)
-        return found.function(reach) if split.is_likelier(kernel, other, found) else None
+        function = found.function(float(found.errors.variance.max()))
+        judged = split.judged(kernel, kernel, found)
+        if smoother is not None and not judged.are_likelier():
+            some = data.take(split.rows[: defaults.NOISE_ROWS[0]])
+            other = maximise_evidence(smoother, some, max_iter=defaults.LOG_ITER)[0].kernel
+            found = split.posterior(other)
+            function, judged = found.function(function.reach), split.judged(kernel, other, found)
+            if not judged.are_likelier():
+                return None
+        return judged.scattered(function)
     except NotPositiveDefiniteError:
         return None
 
@@ -284,6 +295,40 @@ class PosteriorOfLogs:
         return NoiseFunction(*place, self.alpha, self.root, errors.constant)
 
 
+@dataclass(frozen=True)
+class Judged:
+    """Observations (n,) held out of f and of g."""
+
+    error: Tensor
+    variance: Tensor  # of f
+    noise: Tensor
+    mean: Tensor  # of g
+    spread: Tensor
+    power: Tensor
+    weight: Tensor | None = None
+
+    def loss(self, scatter: float = 0.0, shift: float = 0.0) -> np.ndarray:
+        """Negative log densities (n,) by variances that vary, in nats."""
+        nodes, weights = gauss_hermite(defaults.NOISE_NODES, self.mean)
+        g = self.mean + shift + (self.spread + scatter).sqrt() * nodes[:, None]
+        var = self.variance * (self.power * g).exp() + self.noise * g.exp()
+        return -mixture_log_density(*to_arrays(weights, 0 * var, var, self.error))
+
+    def are_likelier(self) -> bool:
+        """Whether they are clearly likelier so than by variances that do not vary."""
+        var = self.variance + self.noise
+        constant = 0.5 * ((2 * math.pi * var).log() + self.error.square() / var)
+        options = {"weight": self.weight, "n_errors": defaults.NOISE_ERRORS}
+        return improves(self.loss(), to_arrays(constant)[0], **options)
+
+    def scattered(self, function: NoiseFunction) -> NoiseFunction:
+        """With the simplest scatter and shift beside which no others make them likelier."""
+        grid = list(product(defaults.NOISE_SCATTERS, defaults.NOISE_SHIFTS))
+        losses = [self.loss(scatter, shift) for scatter, shift in grid]
+        scatter, shift = grid[choose(losses, weight=self.weight)]
+        return replace(function, scatter=scatter, shift=shift)
+
+
 class Split:
     """Observations whose errors g is learned from, and those held out that judge it."""
 
@@ -301,27 +346,29 @@ class Split:
         """The likeliest, from errors of a process."""
         return PosteriorOfLogs.likeliest(*self._errors(kernel, self.rows[:0]))
 
-    def is_likelier(self, kernel: Any, other: Any, found: PosteriorOfLogs) -> bool:
-        """Whether observations that a process predicts are clearly likelier by g of another."""
-        parts = [self.predicted(kernel, other, found, held) for held in self.folds]
+    def judged(self, kernel: Any, other: Any, found: PosteriorOfLogs) -> "Judged":
+        """Observations that a process predicts without them, and g of another at them."""
+        parts = [self._predicted(kernel, other, found, held) for held in self.folds]
         weight, held = self.data.weight, torch.cat(tuple(self.folds))
-        error, constant, varying = (torch.cat(each, -1) for each in zip(*parts, strict=True))
-        return are_likelier(error, constant, varying, None if weight is None else weight[held])
+        error, var, noise, mean, spread, power = map(torch.cat, zip(*parts, strict=True))
+        weight = None if weight is None else weight[held]
+        return Judged(error, var, noise, mean, spread, power, weight)
 
-    def predicted(
+    def _predicted(
         self, kernel: Any, other: Any, found: PosteriorOfLogs, held: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Errors (n,) of a process held out of it, their constant variances, and (S, n) by g.
+    ) -> tuple[Tensor, ...]:
+        """Errors (n,) of a process held out of it, the variances of f and of noise, and of g.
 
-        Which is learned from errors of another process, without those held out.
+        Its mean, variance and power, learned from errors of another process, without those held
+        out.
         """
         errors, prior = self._errors(other, held)
         errors = replace(errors, exponent=found.errors.exponent)
         (fit,) = PosteriorOfLogs.of(errors, prior, [found.theta])
         judged = Errors.of(kernel, self.data, held, self._without(held))
         function, var = fit.function(float(judged.variance.max())), judged.variance
-        factors = function.components(self.data.X[held], var, judged.constant)
-        return judged.error, judged.total(), judged.total(*factors)
+        moments = function.moments(self.data.X[held])
+        return judged.error, var, judged.noise, *moments, function.power(var)
 
     def _errors(self, kernel: Any, held: Tensor) -> tuple[Errors, PriorOfLogs]:
         rows = self.rows[~torch.isin(self.rows, held)]
@@ -332,15 +379,6 @@ class Split:
         known = torch.ones(len(self.data), dtype=torch.bool, device=held.device)
         known[held] = False
         return known.nonzero()[:, 0]
-
-
-def are_likelier(
-    error: Tensor, constant: Tensor, varying: Tensor, weight: Tensor | None = None
-) -> bool:
-    """Whether errors (n,) are clearly likelier by variances (S, n) than by others (n,)."""
-    new = -mixture_log_density(component_weights(), *to_arrays(0 * varying, varying, error))
-    old = 0.5 * ((2 * math.pi * constant).log() + error.square() / constant)
-    return improves(new, old, weight=weight, n_errors=defaults.NOISE_ERRORS)
 
 
 def _correlation(kernel: Any, X: Tensor, Z: Tensor) -> Tensor:

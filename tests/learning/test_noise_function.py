@@ -1,5 +1,7 @@
 """Noise that depends on x: the posterior of its logarithm, and when errors tell of it."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -12,10 +14,10 @@ from skgp.learning.defaults import NOISE_LEVEL
 from skgp.learning.kernel_choice import maximise_evidence
 from skgp.learning.noise_function import (
     Errors,
+    Judged,
     PosteriorOfLogs,
     PriorOfLogs,
     Split,
-    are_likelier,
     component_weights,
     learn_noise_function,
 )
@@ -183,36 +185,61 @@ def test_constant_noise_is_left_constant(seed):
     assert learned(problem(150, seed, slope=0.0), choose=True) is None
 
 
+def judged(error, log_scale, *, spread=0.0, weight=None):
+    """Errors (n,) of noise 1 and no f, and g of a mean and a spread."""
+    ones = torch.ones(len(error)).double()
+    return Judged(error, 0 * ones, ones, 2 * log_scale, spread * ones, ones, weight)
+
+
 def test_losses_must_fall_clearly_and_count_by_weight():
     rng = np.random.default_rng(0)
-    ones = torch.ones(200).double()
     error = torch.from_numpy(rng.standard_normal(200))
     scale = torch.where(torch.arange(200) % 2 == 0, 0.1, 1.0).double()
-    varying = (scale**2).expand(defaults.NOISE_NODES, 200)
-    assert are_likelier(scale * error, ones, varying)
-    assert are_likelier(scale * error, ones, varying, ones)
-    assert not are_likelier(error, ones, varying)
+    logs = scale.log()
+    assert judged(scale * error, logs).are_likelier()
+    assert judged(scale * error, logs, weight=torch.ones(200)).are_likelier()
+    assert not judged(error, logs).are_likelier()
     # One that is nearly impossible now outweighs all others, unless it counts for nothing.
     error[0] = 100.0
-    assert not are_likelier(scale * error, ones, varying)
-    assert are_likelier(scale * error, ones, varying, torch.arange(200).double())
+    assert not judged(scale * error, logs).are_likelier()
+    assert judged(scale * error, logs, weight=torch.arange(200).double()).are_likelier()
     # It may be of one of a mixture.
-    mixed = varying.clone()
-    mixed[5] = 1e4
-    assert are_likelier(scale * error, ones, mixed)
+    assert judged(scale * error, logs, spread=4.0).are_likelier()
+
+
+def test_shift_and_scatter_are_those_that_errors_held_out_tell_of():
+    rng = np.random.default_rng(0)
+    normal = torch.from_numpy(rng.standard_normal(2000))
+    logs = torch.from_numpy(rng.standard_normal(2000))
+    function = learned(problem(150), choose=False)
+    function = replace(function, scatter=0.0, shift=0.0)
+    clean = judged(logs.exp() * normal, logs).scattered(function)
+    assert (clean.scatter, clean.shift) == (0, 0)
+    scattered = normal * torch.from_numpy(0.5 * rng.standard_normal(2000)).exp()
+    found = judged(logs.exp() * scattered, logs).scattered(function)
+    assert (found.scatter, found.shift) == (1, 0)
+    found = judged((logs - 0.25).exp() * normal, logs).scattered(function)
+    assert (found.scatter, found.shift) == (0, -0.5)
+    x = torch.linspace(0, 1, 5).double()[:, None]
+    mean, spread = function.moments(x)
+    torch.testing.assert_close(found.moments(x), (mean - 0.5, spread))
+    joint = found.joint_moments(x)
+    torch.testing.assert_close((joint[0], joint[1].diagonal()), (mean - 0.5, spread))
 
 
 def test_what_is_held_out_tells_nothing_of_the_variances_by_which_it_is_judged():
     data = problem(150)
     kernel = maximise_evidence(KERNEL, data, max_iter=30)[0].kernel
     split = Split(data)
-    found, held = split.posterior(kernel), split.folds[1]
-    error, *variances = split.predicted(kernel, kernel, found, held)
-    data.y[held] += 1.0
-    other, *same = Split(data).predicted(kernel, kernel, found, held)
-    torch.testing.assert_close(other, error + 1.0)
-    torch.testing.assert_close(same, variances)
+    found = split.posterior(kernel)
     assert sorted(torch.cat(split.folds).tolist()) == list(range(150))
+    split.folds = split.folds[1:2]
+    before = split.judged(kernel, kernel, found)
+    data.y[split.folds[0]] += 1.0
+    after = split.judged(kernel, kernel, found)
+    torch.testing.assert_close(after.error, before.error + 1.0)
+    for name in ("variance", "noise", "mean", "spread", "power"):
+        torch.testing.assert_close(getattr(after, name), getattr(before, name))
 
 
 def test_of_many_those_that_g_is_not_learned_from_judge(monkeypatch):
@@ -248,7 +275,7 @@ def test_an_amplitude_that_varies_is_found():
 def test_errors_of_a_smoother_process_tell_where_a_rough_one_explains_noise():
     kernel, data = Matern(0.02, nu=0.5) + WhiteKernel(0.01), problem(100, seed=3)
     split = Split(data)
-    assert not split.is_likelier(kernel, kernel, split.posterior(kernel))
+    assert not split.judged(kernel, kernel, split.posterior(kernel)).are_likelier()
     function = learn_noise_function(kernel, data, KERNEL)
     x = torch.tensor([[0.1], [0.9]]).double()
     low, high = function.moments(x)[0].tolist()
