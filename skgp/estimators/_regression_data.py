@@ -211,19 +211,21 @@ class RegressionData(LikelihoodPredictive, BaseGP):
         """Return standardised observations, or quantiles of such, in the units of y."""
         return self._to_y(z)
 
-    def _observed_mean(self, mean: np.ndarray) -> np.ndarray:
-        """Return what is predicted of y, given means of z."""
+    def _observed_mean(self, X: np.ndarray, mean: np.ndarray) -> np.ndarray:
+        """Return what is predicted of y at the rows of X, given means of z."""
         return self._to_y(mean)
 
-    def _observed_moments(self, mean: np.ndarray, var: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def _observed_moments(
+        self, X: np.ndarray, mean: np.ndarray, var: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
         """Return what is predicted of y, and its standard deviation, given moments of z."""
-        return self._observed_mean(mean), self.y_scale_ * np.sqrt(var)
+        return self._observed_mean(X, mean), self.y_scale_ * np.sqrt(var)
 
     def _observed_covariance(self, mean: np.ndarray, covariance: np.ndarray) -> np.ndarray:
         """Return the covariance of y, (n, n) or (n, n, t), given mean and covariance of z."""
         return of_targets(covariance, self.y_scale_**2)
 
-    def _observed_gradients(self, mean, var, d_mean, d_var) -> FourArrays:
+    def _observed_gradients(self, X, mean, var, d_mean, d_var) -> FourArrays:
         """Return prediction and std of y, and their gradients in X, given moments of z and theirs.
 
         Shapes are those of `_predictive_gradients`.

@@ -115,15 +115,15 @@ class RegressionPredictions(RegressorMixin, RegressionData):
             remedy = "Ask for fewer of them at once, or for return_std=True"
             check_joint_memory(len(X), remedy, np.size(self.y_scale_))
             mean, covariance = self._observation_covariance(X, **offset)
-            return self._observed_mean(mean), self._observed_covariance(mean, covariance)
+            return self._observed_mean(X, mean), self._observed_covariance(mean, covariance)
         if return_mean_grad or return_std_grad:
             found = self._predictive_gradients(X, **offset)
             asked = True, return_std, return_mean_grad, return_std_grad
             return tuple(itertools.compress(found, asked))
         if self._predicts_latent and not return_std:
-            return self._observed_mean(self._by_target(self._by_chunks(self._means, X)))
+            return self._observed_mean(X, self._by_target(self._by_chunks(self._means, X)))
         mean, var = self._observation_moments(X, **offset)
-        mean, std = self._observed_moments(mean, var)
+        mean, std = self._observed_moments(X, mean, var)
         return (mean, std) if return_std else mean
 
     @over_rows
@@ -421,4 +421,4 @@ class RegressionPredictions(RegressorMixin, RegressionData):
                 a[:, None] * d_mean + b[:, None] * d_var for a, b in (slopes[:2], slopes[2:])
             )
             d_mean, d_var = by_mean, by_var
-        return self._observed_gradients(mean, var, d_mean, d_var)
+        return self._observed_gradients(X, mean, var, d_mean, d_var)

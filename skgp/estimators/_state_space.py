@@ -332,10 +332,10 @@ class StateSpaceGPRegressor(
     @within_limits
     def _predict_filtered(self, X: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
         """Mean and standard deviation (n,) of y from what came before."""
-        rows = self._inputs(self._validate_prediction(X))
+        X = self._validate_prediction(X)
         state = cast(Exact, self._states[0])
-        mean, var = self._predictive_moments(*to_arrays(*state.past_moments(rows)))
-        return self._observed_moments(mean, var)
+        mean, var = self._predictive_moments(*to_arrays(*state.past_moments(self._inputs(X))))
+        return self._observed_moments(X, mean, var)
 
     predict_interval = framed("lower", "upper")(LikelihoodGPRegressor.predict_interval)
     predict_quantiles = framed(

@@ -111,28 +111,41 @@ class LogScale(RegressionPredictions):
     def _observed(self, z: np.ndarray) -> np.ndarray:
         return exponential(self._to_y(z)) if self._of_log else super()._observed(z)
 
-    def _observed_mean(self, mean: np.ndarray) -> np.ndarray:
+    def _observed_mean(self, X: np.ndarray, mean: np.ndarray) -> np.ndarray:
         """Its mean given f, at the mean of f."""
         if not self._of_log:
-            return super()._observed_mean(mean)
-        return exponential(self._to_y(mean) + 0.5 * self.noise_variance_)
+            return super()._observed_mean(X, mean)
+        noise = self.noise_variance_ + self.y_scale_**2 * self._excess_noise(X)
+        return exponential(self._to_y(mean) + 0.5 * noise)
 
-    def _observed_moments(self, mean: np.ndarray, var: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def _excess_noise(self, X: np.ndarray) -> Any:
+        """Variance (n,) of the noise of z at the rows of X over the constant one."""
+        return 0.0
+
+    def _excess_gradients(self, X: np.ndarray) -> Any:
+        """Its gradients (n, d) in X."""
+        return 0.0
+
+    def _observed_moments(
+        self, X: np.ndarray, mean: np.ndarray, var: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
         if not self._of_log:
-            return super()._observed_moments(mean, var)
+            return super()._observed_moments(X, mean, var)
         std = log_normal_std(self._to_y(mean), self.y_scale_**2 * var)
-        return self._observed_mean(mean), std
+        return self._observed_mean(X, mean), std
 
     def _observed_covariance(self, mean: np.ndarray, covariance: np.ndarray) -> np.ndarray:
         covariance = super()._observed_covariance(mean, covariance)
         return exponential_covariance(self._to_y(mean), covariance) if self._of_log else covariance
 
-    def _observed_gradients(self, mean, var, d_mean, d_var) -> FourArrays:
+    def _observed_gradients(self, X, mean, var, d_mean, d_var) -> FourArrays:
         if not self._of_log:
-            return super()._observed_gradients(mean, var, d_mean, d_var)
-        scale, centre = self.y_scale_, self._observed_mean(mean)
+            return super()._observed_gradients(X, mean, var, d_mean, d_var)
+        scale, centre = self.y_scale_, self._observed_mean(X, mean)
         slopes = scale * d_mean, scale**2 * d_var
-        return log_normal_gradients(centre, self._to_y(mean), scale**2 * var, *slopes)
+        std, d_std = log_normal_gradients(self._to_y(mean), scale**2 * var, *slopes)
+        d_centre = slopes[0] + 0.5 * scale**2 * self._excess_gradients(X)
+        return centre, std, centre[..., None] * d_centre, d_std
 
     def _observed_log_density(self, X: np.ndarray, y: np.ndarray, **offset: Any) -> np.ndarray:
         """Minus infinity of y without a logarithm."""
@@ -169,17 +182,16 @@ def log_normal_std(mean: np.ndarray, var: np.ndarray) -> np.ndarray:
 
 
 def log_normal_gradients(
-    centre: np.ndarray, mean: np.ndarray, var: np.ndarray, d_mean: np.ndarray, d_var: np.ndarray
-) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Prediction `centre` and standard deviation of y, and their gradients (n, d).
+    mean: np.ndarray, var: np.ndarray, d_mean: np.ndarray, d_var: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Standard deviations of y and their gradients (n, d).
 
     Given mean and variance of log y, and their gradients.
     """
     std = log_normal_std(mean, var)
     # d log std / dv = 1 + 1 / (2 (e^v - 1))
     rate = np.divide(0.5, np.expm1(np.minimum(var, MAX_EXPONENT)), where=var > 0, out=0 * var)
-    d_std = std[..., None] * (d_mean + (1 + rate[..., None]) * d_var)
-    return centre, std, centre[..., None] * d_mean, d_std
+    return std, std[..., None] * (d_mean + (1 + rate[..., None]) * d_var)
 
 
 def check_positive_targets(y: np.ndarray, remedy: str) -> None:

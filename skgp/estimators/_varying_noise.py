@@ -19,7 +19,7 @@ from skgp.estimators._base import arrays, to_tensor
 from skgp.estimators._blocks import over_rows
 from skgp.estimators._fitting import within_limits
 from skgp.estimators._parameters import Auto, StrOptions
-from skgp.estimators._predictive import gaussian_draws
+from skgp.estimators._predictive import gaussian_draws, gradient_in
 from skgp.estimators._target_noise import LogScale, capped
 from skgp.estimators._validation import check_joint_memory
 from skgp.learning.noise_function import NoiseFunction, component_weights, learn_noise_function
@@ -35,12 +35,13 @@ class VaryingNoise(LogScale):
     heteroscedastic : bool or "auto", default="auto"
         Whether variances depend on x: that of Gaussian noise, of y or of log y, is multiplied by a
         function of x (`predict_noise_variance`), and that of f by its power of 0, 1/2 or 1,
-        learned from the errors of up to 1000 observations. Means and ``noise_variance_`` are those
-        of constant variances; densities, quantiles and draws average over what is known of the
-        function, and are heavier in the tails than normal ones. "auto" does with ``kernel=None``,
-        of 100 observations of one target or more, where observations held out, of up to 4000, are
-        clearly likelier then; not of streams, rows in blocks, principal components or relevance
-        vectors, nor where some rows repeat far more often than others.
+        learned from the errors of up to 1000 observations. Means, but those of log-normal y, and
+        ``noise_variance_`` are those of constant variances; densities, quantiles and draws average
+        over what is known of the function, and are heavier in the tails than normal ones. "auto"
+        does with ``kernel=None``, of 100 observations of one target or more, where observations
+        held out, of up to 4000, are clearly likelier then; not of streams, rows in blocks,
+        principal components or relevance vectors, nor where some rows repeat far more often than
+        others.
     """
 
     _noise_constraints: dict[str, list[Any]] = {
@@ -117,9 +118,27 @@ class VaryingNoise(LogScale):
         check_is_fitted(self)
         X = self._validate_prediction(X)
         constant = np.multiply.outer(np.ones(len(X)), self.noise_variance_)
+        return constant + self.y_scale_**2 * self._excess_noise(X)
+
+    def _excess_noise(self, X: np.ndarray) -> Any:
         if self._noise_function is None:
-            return constant
-        return constant * self._variance_of_noise(*self._moments_of_g(X)) / self._noise_variance
+            return super()._excess_noise(X)
+        return self._variance_of_noise(*self._moments_of_g(X)) - self._noise_variance
+
+    def _excess_gradients(self, X: np.ndarray) -> Any:
+        function = self._noise_function
+        if function is None:
+            return super()._excess_gradients(X)
+
+        def gradients(rows: np.ndarray) -> np.ndarray:
+            X = to_tensor(rows).clone().requires_grad_()
+            with torch.enable_grad():
+                mean, spread = function.moments(X)
+                noise = self._variance_given(mean + 0.5 * spread)
+                return gradient_in(noise.sum(), X).numpy()
+
+        size = 8 * defaults.GRAPH_COPIES * len(function.X)
+        return self._in_units_of_columns(X, self._by_chunks(gradients, X, size))
 
     def _moments_of_g(self, X: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Mean and variance (n,) of g at the rows of X."""
@@ -170,8 +189,7 @@ class VaryingNoise(LogScale):
     def _observation_covariance(self, X: np.ndarray, **offset: np.ndarray) -> tuple[Any, Any]:
         mean, covariance = super()._observation_covariance(X, **offset)
         if self._noise_function is not None:
-            excess = self._variance_of_noise(*self._moments_of_g(X)) - self._noise_variance
-            covariance[np.diag_indices(len(X))] += excess
+            covariance[np.diag_indices(len(X))] += self._excess_noise(X)
         return mean, covariance
 
     def _joint_logs(self, X: np.ndarray, covariance: np.ndarray) -> tuple[np.ndarray, ...]:

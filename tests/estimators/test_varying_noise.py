@@ -229,6 +229,21 @@ def test_noise_of_logs_may_vary_too(rows):
     np.testing.assert_allclose(total, 1, atol=1e-3)
 
 
+def test_means_of_log_normal_targets_have_the_noise_there(rows):
+    """E[y | f] = exp(f + noise / 2), of the noise at x: by constant noise it errs by its factor."""
+    X, z = problem()
+    model = skgp.QSGPRegressor(likelihood="lognormal", random_state=0).fit(X, np.exp(0.1 * z))
+    log_mean, _ = model.latent_mean_and_variance(rows)
+    expected = np.exp(log_mean + 0.5 * model.predict_noise_variance(rows))
+    assert_same(model.predict(rows), expected)
+    assert_same(model.predict(rows, return_cov=True)[0], expected)
+    mean, _, slopes, _ = model.predict(rows, True, return_mean_grad=True, return_std_grad=True)
+    assert_same(mean, expected)
+    for column, step in enumerate(1e-5 * np.eye(2)):
+        found = (model.predict(rows + step) - model.predict(rows - step)) / 2e-5
+        np.testing.assert_allclose(slopes[:, column], found, rtol=1e-5, atol=1e-6)
+
+
 @pytest.mark.parametrize("copies", [False, True])
 def test_rows_in_another_order_and_copies_of_them_say_the_same(copies, rows):
     X, y = problem()
