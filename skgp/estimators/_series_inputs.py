@@ -6,6 +6,7 @@ from abc import abstractmethod
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -145,8 +146,8 @@ class SeriesInputs(BaseGP):
             self._table = table
         if alone:
             return super()._validated(numbers, *y, reset=reset, **checks)
-        check = check_X_y if y else check_array
-        with told_of_text(None):
+        check = check_X_y if y else partial(check_array, input_name="X")
+        with told_of_text(numbers, *y, numeric=checks.get("y_numeric", False)):
             return check(numbers, *y, dtype=np.float64, estimator=self, **checks)
 
     def _read(self, X: Any, columns: list[Any] | None) -> Table | None:
@@ -367,17 +368,20 @@ def _check_numbers(X: Any) -> None:
 def observed_rows(
     X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None, exposure: Any = None
 ):
-    """Return the observations whose target is not NaN, and all where y is not a vector of numbers.
+    """Return the observations whose target is there, and all where y is not a vector of numbers.
 
-    ValueError if there is no target but NaN.
+    Their places come last, None where all are taken. ValueError if every target is NaN, None or NA.
     """
+    whole = X, y, sample_weight, exposure, None
     try:
         values = np.asarray(y)
+        if values.dtype == object:
+            values = np.where(absent(values.ravel()).reshape(values.shape), np.nan, values)
         missing = np.isnan(values if values.dtype.kind == "c" else values.astype(np.float64))
     except (TypeError, ValueError):  # labels or worse: validation says what is wrong
-        return X, y, sample_weight, exposure
+        return whole
     if missing.ndim != 1 or not missing.any():
-        return X, y, sample_weight, exposure
+        return whole
     if missing.all():
         raise ValueError(
             f"y holds no number: all its {len(missing)} targets are missing (NaN). Give at least "
@@ -387,4 +391,4 @@ def observed_rows(
     rows = np.flatnonzero(~missing)
     columns = (X, y, sample_weight, exposure if np.ndim(exposure) else None)
     *taken, exposures = (take_rows(column, rows) for column in columns)
-    return *taken, exposure if exposures is None else exposures
+    return *taken, exposure if exposures is None else exposures, rows

@@ -24,6 +24,7 @@ from skgp.estimators._series_inputs import observed_rows
 from skgp.estimators._state_space_common import StateSpaceMixin
 from skgp.estimators._target_noise import SeriesScale
 from skgp.estimators._time import framed
+from skgp.estimators._validation import told_by_rows
 from skgp.estimators.defaults import NOISE_BOUNDS, SERIES_NOISE
 from skgp.inference.gp_mixture import AveragedState
 from skgp.inference.markov.inducing import GaussianSums
@@ -210,8 +211,9 @@ class StateSpaceGPRegressor(
     # ---- training ------------------------------------------------------------------------
 
     def _training_data(self, X, y, sample_weight=None, exposure=None, **how):
-        X, y, sample_weight, exposure = observed_rows(X, y, sample_weight, exposure)
-        return super()._training_data(X, y, sample_weight, exposure, **how)
+        *observed, rows = observed_rows(X, y, sample_weight, exposure)
+        with told_by_rows(rows):
+            return super()._training_data(*observed, **how)
 
     def _learn(
         self,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -97,6 +98,18 @@ def told_of_text(X: Any, y: Any = None, *, numeric: bool = False) -> Iterator[No
         if not advice:
             raise
         raise ValueError(advice) from error
+
+
+@contextmanager
+def told_by_rows(rows: np.ndarray | None) -> Iterator[None]:
+    """ValueError names a row as the caller counts it, where some `rows` of all are validated."""
+    try:
+        yield
+    except ValueError as error:
+        if rows is None:
+            raise
+        told = re.sub(r"\brow (\d+)", lambda found: f"row {rows[int(found[1])]}", str(error))
+        raise ValueError(told) from error
 
 
 def _refuse_masked(values: Any, name: str) -> None:

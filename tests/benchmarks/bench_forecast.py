@@ -8,6 +8,9 @@ that ``SKGP_DATA`` names, where it is set.
 Rolling origins: the last half of a series is cut into ten parts, each predicted from all before.
 The naive forecast is the value of the season before plus the mean change from season to season, its
 spread that of such forecasts on the training part, growing with the root of the seasons ahead.
+
+Errors along a path go together: a test part has few independent events. Coverages are therefore
+compared with those of draws from the fits themselves (`own_draws`), of which these are right.
 """
 
 import os
@@ -194,6 +197,35 @@ def table(name, kinds, methods=tuple(METHODS)):
                 f"{seconds:8.1f} s",
                 flush=True,
             )
+
+
+def own_draws(name, kind, n_draws=400):
+    """Print the coverage of a series and those of draws from the fits, independent ones a part."""
+    found = SERIES[name]()
+    if found is None:
+        return
+    x, y, _ = found
+    seen, drawn, rng = [], [], np.random.default_rng(0)
+    for first, last in splits(x, kind):
+        new, model = x[first:last, None], StateSpaceGPRegressor().fit(x[:first, None], y[:first])
+        lower, upper = model.predict_interval(new)
+        draws = model.sample_y(new, n_draws, random_state=0).T
+        seen.append(np.mean((lower < y[first:last]) & (y[first:last] < upper)))
+        drawn.append(rng.permutation(((lower < draws) & (draws < upper)).mean(1)))
+    mean, own = np.mean(seen), np.mean(drawn, 0)
+    print(
+        f"{name:12s}{kind:12s}cover {mean:.3f}, of own draws {own.mean():.3f} ({own.std():.3f}), "
+        f"no more in {np.mean(own <= mean):.3f} of them",
+        flush=True,
+    )
+
+
+@pytest.mark.parametrize("name", list(SERIES))
+def test_bench_own_draws(name):
+    print()
+    own_draws(name, "rolling")
+    if name == "co2":
+        own_draws(name, "last tenth")
 
 
 @pytest.mark.parametrize("name", list(SERIES))

@@ -381,10 +381,17 @@ def test_a_missing_covariate_is_refused():
     X = frame()[["when", "heat"]]
     model = StateSpaceGPRegressor(KERNEL, optimizer=None).fit(X, target(frame()))
     X.loc[3, "heat"] = np.nan
-    with pytest.raises(ValueError, match="NaN"):
+    with pytest.raises(ValueError, match="NaN.*first in row 3 .*Drop or correct"):
         model.predict(X)
     with pytest.raises(ValueError, match="2 features"):
         model.predict(X[["when"]].to_numpy())
+
+
+def test_a_missing_label_beside_covariates_is_refused_by_its_row():
+    labels = np.where(np.arange(len(frame())) % 3, "up", "down").astype(object)
+    labels[3] = None
+    with pytest.raises(ValueError, match="y contains NaN; first in row 3 .*without a label"):
+        StateSpaceGPClassifier(KERNEL, optimizer=None).fit(frame(), labels)
 
 
 def test_a_stream_with_dates_and_covariates_goes_through_skops():

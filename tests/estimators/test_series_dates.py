@@ -92,10 +92,13 @@ def test_later_dates_join_by_partial_fit(by_days):
     np.testing.assert_array_equal(model.predict(dates("s")), other.predict(days()))
 
 
-def test_missing_targets_of_an_index_are_left_out():
-    y = targets()
-    y[3:9] = np.nan
-    found = StateSpaceGPRegressor(KERNEL, optimizer=None).fit(pd.DatetimeIndex(dates("ns")), y)
+@pytest.mark.parametrize("missing", [np.nan, None, pd.NA])
+def test_missing_targets_of_an_index_are_left_out(missing):
+    y, objects = targets(), targets().astype(object)
+    y[3:9], objects[3:9] = np.nan, missing
+    found = StateSpaceGPRegressor(KERNEL, optimizer=None).fit(
+        pd.DatetimeIndex(dates("ns")), objects
+    )
     expected = StateSpaceGPRegressor(KERNEL, optimizer=None).fit(days(), y)
     np.testing.assert_array_equal(found.predict(dates("ns")), expected.predict(days()))
 

@@ -467,6 +467,14 @@ def test_data_that_cannot_be_are_named(data):
         StateSpaceGPRegressor().fit(np.where(X > 19, np.inf, X), y)
     with pytest.raises(ValueError, match="y must hold counts.*-2 in row 3.*Correct or drop"):
         StateSpaceGPRegressor(likelihood="poisson").fit(X, np.where(np.arange(120) == 3, -2, 1))
+    left_out = np.isin(np.arange(120), [0, 2])
+    with pytest.raises(ValueError, match=r"got -2.0 in row 3 \(1 of 118 rows"):
+        counts = np.where(left_out, np.nan, np.where(np.arange(120) == 3, -2, 1))
+        StateSpaceGPRegressor(likelihood="poisson").fit(X, counts)
+    with pytest.raises(ValueError, match="X contains NaN.*first in row 5"):
+        StateSpaceGPRegressor().fit(
+            np.where(np.arange(120)[:, None] == 5, np.nan, X), np.where(left_out, np.nan, y)
+        )
     with pytest.raises(ValueError, match="inconsistent numbers of samples"):
         StateSpaceGPRegressor().fit(X[:-1], np.where(y > 30, np.nan, y))
 

@@ -86,7 +86,9 @@ class Component:
         self.slopes = (
             _find_slopes(self.form) if known is None else torch.from_numpy(known)
         )  # (q, t)
-        self._moving = None if self.slopes is None else (self.slopes != 0).any(1).tolist()
+        self._affine = None if self.slopes is None else self.slopes.numpy()
+        self._centre = self.form.theta
+        self._moving = None if self._affine is None else (self._affine != 0).any(1).tolist()
 
     @staticmethod
     def of(kernel: Any) -> "Component":
@@ -99,7 +101,8 @@ class Component:
             return Component(with_theta(self.kernel, theta.numpy()), self.form.tolerance)
         other = copy.copy(self)
         other.__dict__.pop("kernel", None)  # made when asked for
-        other.theta, other._level = theta, self.affine(theta.numpy())
+        other.theta, other._centre = theta, theta.numpy()
+        other._level = self.affine(other._centre)
         return other
 
     @cached_property
@@ -123,7 +126,7 @@ class Component:
 
     def affine(self, theta: np.ndarray) -> np.ndarray:
         """The same in NumPy, (q,), where they are affine."""
-        return self._level + cast(Tensor, self.slopes).numpy() @ (theta - self.theta.numpy())
+        return self._level + cast(np.ndarray, self._affine) @ (theta - self._centre)
 
     def dynamics(self, theta: Tensor | None = None) -> Dynamics:
         """The form at theta (t,), by default the component's own."""

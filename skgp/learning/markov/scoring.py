@@ -143,7 +143,8 @@ class SeriesLoss:
 
     def __init__(self, component: Component, evidence: Any) -> None:
         self._component, self._evidence, self._total = component, evidence, evidence.total
-        self._short: ShortSeries | None = evidence.short(component.dynamics())
+        process = component.affine_dynamics(component.theta.numpy())
+        self._short: ShortSeries | None = evidence.short(process)
         slopes = cast(Tensor, component.slopes).T.numpy()  # (t, q) of the dynamics
         self._slopes = slopes
         if self._short is not None:

@@ -43,6 +43,7 @@ from torch import Tensor
 from skgp.inference.defaults import MAX_TIMES
 from skgp.inference.markov.series import Series, make_series
 from skgp.kernels.defaults import TREND_START
+from skgp.kernels.expression import summands
 from skgp.kernels.sde import Dynamics, state_space
 from skgp.kernels.series_parts import SeriesParts, total
 from skgp.learning.markov import defaults
@@ -116,12 +117,13 @@ def with_structure(
     if n < defaults.TREND_LEAST_ROWS:  # :mod:`.averaging` has lines beneath the process
         waves = climb(total([best.kernel, *seasons]), best.parameters) if seasons else best
         return Structure(max(best, waves, key=criterion))
-    best, still = _stationary(best, seasons, series, climb, criterion)
-    noise, first, short = float(trending.parameters[0].exp()), trending, make.short()
-    hoped = defaults.SCORE_OUTLOOK * promised_gain(first, Component(short), objective)
-    hoped += criterion(first) - cost(Component(short))
+    best, still = _stationary(best, seasons, trending.parameters, series, climb, criterion)
+    noise, first = float(trending.parameters[0].exp()), trending
+    short = Component(make.short())
+    hoped = defaults.SCORE_OUTLOOK * promised_gain(first, short, objective)
+    hoped += criterion(first) - cost(short)
     slope = 0.5 * math.log(TREND_START)
-    for part in (short, make.rough(noise)):
+    for part in (short.kernel, make.rough(noise)):
         least = max(criterion(trending), criterion(still) - slope)
         if hoped > least:
             found = climb(first.kernel + part, first.parameters, least)
@@ -154,7 +156,7 @@ def _with_seasons(
             parts = [*seasons, make.season(season.period, season.variances, nu)]
             found = climb(total([*trend, *parts]))
             if criterion(found) > criterion(trending):
-                trending, better = found, parts
+                trending, better = found, summands(found.kernel)[len(trend) :]
         backgrounds.known, seasons = _without(found, len(parts)), better
     return trending, seasons
 
@@ -162,22 +164,29 @@ def _with_seasons(
 def _stationary(
     best: Search,
     seasons: Sequence[Any],
+    parameters: Tensor,
     series: Series,
     climb: Callable[..., Search],
     criterion: Callable[[Search], float],
 ) -> tuple[Search, Search]:
-    """The best of a smooth kernel and of it with seasons, and the same above a level."""
-    make = parts_of(series)
-    still = climb(best.kernel + make.constant(), best.parameters)
-    if not seasons:
-        return best, still
-    # What was chosen without seasons had to follow them, or may be slow beside them.
-    starts = [best.components[0], Component(make.short())]
-    if len(series.times) <= MAX_TIMES:
-        starts.append(_slow(starts[0], make.span))
-    for start in starts:
-        kernel = total([start.kernel, *seasons, make.constant()])
-        still = max(still, climb(kernel, still.parameters, criterion(still)), key=criterion)
+    """The best of a smooth kernel and of it with seasons, and the same above a level.
+
+    Seasons are where they are likely beside a trend, with `parameters` of the likelihood.
+    """
+    make, still = parts_of(series), None
+    if seasons:
+        # What was chosen without seasons had to follow them, or may be slow beside them.
+        starts = [make.short(), best.kernel]
+        if len(series.times) <= MAX_TIMES:
+            starts.append(_slow(best.components[0], make.span).kernel)
+        for start in starts:
+            kernel = total([start, *seasons, make.constant()])
+            found = climb(kernel, parameters, -math.inf if still is None else criterion(still))
+            still = found if still is None else max(still, found, key=criterion)
+    if still is None or criterion(still) <= criterion(best):  # which a level makes less likely
+        level = climb(best.kernel + make.constant(), best.parameters)
+        if still is None or criterion(still) <= criterion(level):
+            return best, level
     return _without(still, 1), still
 
 
