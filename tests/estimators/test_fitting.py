@@ -201,6 +201,44 @@ def test_warm_start_without_optimizer_keeps_what_was_learned(make):
     np.testing.assert_allclose(warm.kernel_.theta, kernel.theta, rtol=1e-8, atol=1e-8)
 
 
+# ---- what another fit leaves ----
+
+STUDENT_T, COUNTS, RELEVANCE = (
+    {"likelihood": "student_t"},
+    {"likelihood": "poisson"},
+    {"basis": "relevance"},
+)
+#: Parameters of a fit, and those of the next.
+REFITS = [
+    (skgp.QSGPRegressor, {}, {"solver": "cg"}),
+    (skgp.QSGPRegressor, {"likelihood": "laplace"}, {}),
+    (skgp.QSGPRegressor, RELEVANCE, {}),
+    (skgp.QSGPClassifier, {}, {"solver": "sgd", "max_iter": 5}),
+    (skgp.QSGPClassifier, {"solver": "sgd", "max_iter": 5}, {"covariance": "diagonal"}),
+    (skgp.QSGPClassifier, RELEVANCE, {}),
+    (skgp.DLMGPRegressor, STUDENT_T, {}),
+    (skgp.DLMGPRegressor, {}, {**COUNTS, "kernel": RBF()}),
+    (skgp.SWSGPRegressor, STUDENT_T, {}),
+    (skgp.StateSpaceGPRegressor, STUDENT_T, {}),
+    (skgp.VecchiaGPRegressor, STUDENT_T, {}),
+    (skgp.GaussianProcessRegressor, {"method": "exact"}, {"method": "state_space"}),
+    (skgp.GaussianProcessRegressor, {"method": "state_space"}, {"method": "exact"}),
+]
+
+
+@pytest.mark.parametrize(("make", "first", "then"), REFITS, ids=lambda v: getattr(v, "__name__", v))
+def test_a_refit_is_a_first_fit(make, first, then):
+    """Whose attributes are those of its own parameters, with none of the fit before."""
+    X, y = rows(make)
+    y = y if hasattr(make, "predict_proba") else np.rint(3 + 2 * y)
+    fresh = cheap(make, **then, optimizer=None).fit(X, y)
+    again = cheap(make, **first, optimizer=None).fit(X, y)
+    again.set_params(**fresh.get_params(deep=False)).fit(X, y)
+    assert vars(again).keys() == vars(fresh).keys()
+    found, expected = (each.latent_mean_and_variance(X) for each in (again, fresh))
+    np.testing.assert_allclose(found, expected, rtol=1e-10)
+
+
 # ---- what fits draw, and from where ----
 
 

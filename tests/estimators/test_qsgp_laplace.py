@@ -171,15 +171,6 @@ def test_passes_that_run_out_warn(data):
         assert make(max_iter=1).fit(*data).n_iter_ == 1
 
 
-def test_attributes_of_laplace_noise_do_not_outlive_it(data, X_new):
-    estimator = make().fit(*data)
-    gaussian = make(likelihood="gaussian").fit(*data)
-    estimator.set_params(likelihood="gaussian").fit(*data)
-    assert not hasattr(estimator, "likelihood_scale_") and not hasattr(estimator, "elbo_")
-    found = estimator.predict_quantiles(X_new, [0.1])
-    assert_same(found, gaussian.predict_quantiles(X_new, [0.1]))
-
-
 def test_partial_fit_needs_gaussian_noise(data):
     assert hasattr(make(likelihood="gaussian"), "partial_fit")
     with pytest.raises(AttributeError) as caught:

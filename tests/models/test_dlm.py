@@ -266,9 +266,6 @@ def test_fit_sparse_keeps_rows_held_out_from_the_joint_search(name, monkeypatch)
     assert fits[0].history["validation"] != fits[1].history["validation"]
 
 
-# ---- callbacks ----------------------------------------------------------------------------------
-
-
 # ---- how the objective is minimised -------------------------------------------------------------
 
 

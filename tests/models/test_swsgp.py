@@ -206,14 +206,6 @@ def test_learned_amplitude_leaves_full_covariance_closed():
     assert len(found.history["prior"]) >= 2
 
 
-def test_full_covariance_of_fewer_neighbours_gains_on_the_diagonal():
-    diagonal = fit("gaussian")
-    full = fit("gaussian", replace(QUICK, covariance="full", max_iter=150))
-    assert full.elbo > diagonal.elbo and full.state.root.shape == (1, 20, 20)
-    assert torch.equal(full.state.root, full.state.root.tril())
-    assert full.state.kernel.theta == pytest.approx(KERNEL.theta, abs=1e-12)
-
-
 # ---- Algorithm 1, polish -------------------------------------------------------------------------
 
 
@@ -312,36 +304,6 @@ def test_given_kl_weight_is_kept_and_automatic_ones_lie_between_the_papers_and_m
     assert 1.0 <= auto <= 20 / 6 * (1 + 1e-12)
     assert fit("labels").kl_weight == pytest.approx(20 / 6)
     assert fit("labels", Settings(n_neighbors=50)).kl_weight == 1.0
-
-
-@pytest.mark.parametrize(("kind", "all_rows"), [("some", False), ("all", True)])
-def test_rows_held_out_are_no_inducing_points(kind, all_rows, monkeypatch):
-    """Nor is anything else about the fit of all rows lost for it."""
-    rows, Z, position = data_of("labels")
-    if all_rows:
-        Z, position = rows.X, torch.arange(150)
-    seen = []
-    original = module.find_prior
-
-    def spy(*arguments):
-        seen.append(original(*arguments))
-        return seen[-1]
-
-    monkeypatch.setattr(module, "find_prior", spy)
-    found = fit_swsgp(
-        KERNEL,
-        LIKELIHOODS["labels"],
-        rows,
-        Z,
-        position,
-        offset=Z.new_zeros(1),
-        settings=Settings(n_neighbors=6),
-        generator=torch.Generator().manual_seed(0),
-    )
-    (prior,) = seen
-    assert (prior.system is None) == all_rows
-    assert found.state.n_inducing == len(Z)
-    assert {tuple(x) for x in prior.data.X.tolist()} == {tuple(x) for x in rows.X.tolist()}
 
 
 @pytest.mark.parametrize("name", ["counts", "labels"])
