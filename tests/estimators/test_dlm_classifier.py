@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from scipy.stats import norm
-from sklearn.datasets import load_digits, load_iris, make_classification, make_moons
+from sklearn.datasets import load_digits, make_classification, make_moons
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel
 from sklearn.utils import shuffle
 
@@ -155,12 +155,6 @@ def test_classes_that_overlap_are_not_sharpened():
     assert found < log_loss_of(model, X[300:], y[300:])
 
 
-def test_few_rows_and_two_classes_have_a_coupling_of_their_own(moons):
-    X, y = load_iris(return_X_y=True)
-    assert DLMGPClassifier(**QUICK).fit(X[::2], y[::2]).coupling_ == 0.5
-    assert DLMGPClassifier(**QUICK).fit(moons[0], moons[1]).coupling_ == 0.0
-
-
 @pytest.mark.parametrize(
     "n_classes, n, dense", [(4, 400, True), (2, 500, True), (4, 900, False), (2, 900, False)]
 )
@@ -226,19 +220,6 @@ def test_sampled_gradients_end_near_the_exact_one(moons):
         for each in ("auto", "bmc", "smooth_bmc", "ups")
     )
     np.testing.assert_allclose(sampled, exact, atol=0.05)
-
-
-# ---- awkward data ------------------------------------------------------------------------------
-
-
-def test_single_precision_is_near_double(moons):
-    options = dict(kernel=4.0 * RBF(1.0), optimizer=None)
-    double, single = (
-        DLMGPClassifier(dtype=dtype, **QUICK, **options).fit(*moons[:2])
-        for dtype in ("float64", "float32")
-    )
-    difference = single.predict_proba(moons[2]) - double.predict_proba(moons[2])
-    assert 0 < np.abs(difference).max() < 0.02
 
 
 # ---- streams, warm starts, state ---------------------------------------------------------------

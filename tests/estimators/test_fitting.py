@@ -239,6 +239,21 @@ def test_a_refit_is_a_first_fit(make, first, then):
     np.testing.assert_allclose(found, expected, rtol=1e-10)
 
 
+# ---- precision ----
+
+
+@pytest.mark.parametrize("make", list(CHEAP)[:6], ids=lambda c: c.__name__)
+def test_a_fit_in_single_precision_is_near_that_in_double_and_another(make):
+    X, y = rows(make)
+    options = {"basis": "fourier", "n_basis": 20} if make is skgp.QSGPRegressor else {}
+    double, single = (
+        cheap(make, optimizer=None, dtype=dtype, **options).fit(X, y).latent_mean_and_variance(X)
+        for dtype in ("float64", "float32")
+    )
+    assert not np.array_equal(single, double)
+    np.testing.assert_allclose(single, double, rtol=0, atol=1e-2 * np.abs(double[0]).max())
+
+
 # ---- what fits draw, and from where ----
 
 

@@ -1,15 +1,12 @@
 """QSGPRegressor with Laplace noise: the contracts, its predictive distribution, outliers."""
 
-import pickle
-
 import numpy as np
 import pytest
-from sklearn.gaussian_process.kernels import RBF, DotProduct, WhiteKernel
+from sklearn.gaussian_process.kernels import RBF, WhiteKernel
 
 from skgp import QSGPRegressor
 from skgp.linalg import NumericalWarning
 from tests.contracts.estimators import RegressorPredictions, rbf_kernel
-from tests.same import assert_same
 
 
 def make(**params):
@@ -123,39 +120,6 @@ def test_standardisation_ignores_outliers_and_counts_weights():
 
 
 # ---- bases --------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("options", "expected"),
-    [
-        ({}, ("inducing", 60)),
-        ({"n_basis": 20}, ("inducing", 20)),
-        ({"n_basis": 101}, ("fourier", 102)),
-        ({"basis": "fourier", "n_basis": 40}, ("fourier", 40)),
-        ({"kernel": DotProduct() + WhiteKernel(0.1), "n_basis": 10}, ("inducing", 10)),
-    ],
-    ids=str,
-)
-@pytest.mark.parametrize("dtype", ["float64", "float32"])
-def test_basis_fits_predicts_and_pickles(options, expected, dtype, data, X_new):
-    fit = make(dtype=dtype, **options).fit(*data)
-    assert (fit.basis_, fit.n_basis_, fit.solver_, fit.covariance_) == (
-        *expected,
-        "cholesky",
-        "full",
-    )
-    assert fit.score(*data) > 0.85
-    mean, std = fit.predict(X_new, return_std=True)
-    joint = fit.predict(X_new, return_cov=True)[1]
-    np.testing.assert_allclose(joint.diagonal(), std**2, rtol=1e-8)
-    again = pickle.loads(pickle.dumps(fit)).predict(X_new, return_std=True)
-    assert_same(again, (mean, std))
-
-
-def test_rows_of_equal_inputs_share_an_inducing_point(data):
-    X, y = data
-    fit = make().fit(np.repeat(X[:30], 2, axis=0), y)
-    assert fit.n_basis_ == 30 and fit.score(X[:30], y[::2]) > 0
 
 
 def test_augmentation_returns_the_variance_to_the_prior(data):

@@ -137,6 +137,32 @@ def test_neighbours_are_no_more_than_there_are_points(data):
     np.testing.assert_allclose(asked.predict(X), fit.predict(X), rtol=1e-9)
 
 
+def test_few_rows_in_batches_are_the_exact_gp_of_them_all(data, X_new):
+    X, y = data
+    first = SWSGPRegressor(rbf_kernel(), optimizer=None, normalize_y=False, random_state=0)
+    whole = SWSGPRegressor(rbf_kernel(), optimizer=None, normalize_y=False, random_state=0)
+    z = (y - y.mean()) / y.std()
+    first.fit(X[:100], z[:100]).partial_fit(X[100:], z[100:])
+    whole.fit(X, z)
+    assert first.n_neighbors_ == first.n_inducing_  # rows that are known add none
+    got, want = (fit.predict(X_new, return_std=True) for fit in (first, whole))
+    # Offsets are the weighted means of either training set.
+    np.testing.assert_allclose(got[0], want[0], atol=0.05)
+    np.testing.assert_allclose(got[1], want[1], rtol=0.01)
+
+
+def test_warm_start_goes_on_where_the_last_fit_ended(data):
+    X, y = (part[:80] for part in data)
+    options = dict(n_inducing=20, n_neighbors=6, solver="adam", max_iter=30, random_state=0)
+    fit = SWSGPRegressor(rbf_kernel(), warm_start=True, **options).fit(X, y)
+    first, kernel = fit.elbo_, fit.kernel_
+    fit.set_params(max_iter=20).fit(X, y)
+    cold = SWSGPRegressor(rbf_kernel(), **{**options, "max_iter": 20}).fit(X, y)
+    assert fit.elbo_ > first - 1 and fit.elbo_ > cold.elbo_
+    assert not fit.history_["hyperparameters"] and cold.history_["hyperparameters"]
+    assert not np.allclose(kernel.theta, fit.kernel_.theta, atol=1e-12)
+
+
 # ---- state ---------------------------------------------------------------------------------------
 
 

@@ -140,6 +140,18 @@ def test_stream_weighs_the_divergence_as_the_fit_did(moons):
     )
 
 
+def test_warm_start_goes_on_where_the_last_fit_ended(moons):
+    X, y, fresh, _ = moons
+    model = SWSGPClassifier(warm_start=True, random_state=0).fit(X, y)
+    theta, before, n_iter = model.kernel_.theta, model.predict_proba(fresh), model.n_iter_
+    model.fit(X, y)
+    np.testing.assert_allclose(model.kernel_.theta, theta, rtol=1e-12)
+    np.testing.assert_allclose(model.predict_proba(fresh), before, atol=0.02)
+    assert model.n_iter_ < n_iter and not model.history_["hyperparameters"]
+    model.set_params(likelihood="logit").fit(X[:70], y[:70])
+    assert model.history_["hyperparameters"]  # there is nothing to go on from
+
+
 # ---- awkward data --------------------------------------------------------------------------------
 
 

@@ -305,6 +305,36 @@ def test_given_kl_weight_is_kept_and_automatic_ones_lie_between_the_papers_and_m
     assert fit("labels", Settings(n_neighbors=50)).kl_weight == 1.0
 
 
+@pytest.mark.parametrize(("kind", "all_rows"), [("some", False), ("all", True)])
+def test_rows_held_out_are_no_inducing_points(kind, all_rows, monkeypatch):
+    """Nor is anything else about the fit of all rows lost for it."""
+    rows, Z, position = data_of("labels")
+    if all_rows:
+        Z, position = rows.X, torch.arange(150)
+    seen = []
+    original = module.find_prior
+
+    def spy(*arguments):
+        seen.append(original(*arguments))
+        return seen[-1]
+
+    monkeypatch.setattr(module, "find_prior", spy)
+    found = fit_swsgp(
+        KERNEL,
+        LIKELIHOODS["labels"],
+        rows,
+        Z,
+        position,
+        offset=Z.new_zeros(1),
+        settings=Settings(n_neighbors=6),
+        generator=torch.Generator().manual_seed(0),
+    )
+    (prior,) = seen
+    assert (prior.system is None) == all_rows
+    assert found.state.n_inducing == len(Z)
+    assert {tuple(x) for x in prior.data.X.tolist()} == {tuple(x) for x in rows.X.tolist()}
+
+
 @pytest.mark.parametrize("name", ["counts", "labels"])
 def test_a_rival_is_taken_where_it_predicts_rows_held_out_better(name):
     smooth, rough = (KERNEL.k1 * RBF([scale] * 2, "fixed") for scale in (0.8, 0.01))
