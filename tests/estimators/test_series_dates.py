@@ -92,14 +92,6 @@ def test_later_dates_join_by_partial_fit(by_days):
     np.testing.assert_array_equal(model.predict(dates("s")), other.predict(days()))
 
 
-def test_missing_targets_of_an_index_are_left_out():
-    y = targets()
-    y[3:9] = np.nan
-    found = StateSpaceGPRegressor(KERNEL, optimizer=None).fit(pd.DatetimeIndex(dates("ns")), y)
-    expected = StateSpaceGPRegressor(KERNEL, optimizer=None).fit(days(), y)
-    np.testing.assert_array_equal(found.predict(dates("ns")), expected.predict(days()))
-
-
 def test_classifier_takes_dates():
     labels = np.where(np.sin(HOURS / 20) > 0, "up", "down")
     model = StateSpaceGPClassifier(Matern(2.0), optimizer=None).fit(dates("ns"), labels)

@@ -6,7 +6,6 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from scipy.stats import norm
 from sklearn.base import clone
 from sklearn.datasets import load_digits, make_moons
 from sklearn.gaussian_process.kernels import RBF, DotProduct, Matern, WhiteKernel
@@ -26,6 +25,7 @@ from skgp.models import vecchia as model_of
 from skgp.models.vecchia import left_out
 from tests.contracts.classifiers import ClassifierContract
 from tests.inference.vecchia.test_vecchia_laplace import OFFSET, conditionals, mode_of, problem
+from tests.learning.test_calibration import drawn
 from tests.reference import gaussian, vecchia
 
 KERNEL = 4.0 * Matern([0.4, 0.7], nu=1.5)
@@ -92,11 +92,7 @@ def test_moderation_and_coupling_are_those_that_drew_the_labels_together(monkeyp
     """Without the coupling all of the variance is too much: chosen first, it would be a quarter."""
     rng = np.random.default_rng(0)
     mean, var = rng.normal(0.0, 2.0, (4_000, 4)), rng.uniform(0.1, 10.0, (4_000, 4))
-    z = mean / np.sqrt(1 + var)
-    proba = norm.cdf(z) / norm.sf(z)  # moderation and exponent of the coupling are 1
-    proba /= proba.sum(1, keepdims=True)
-    codes = (proba.cumsum(1) < rng.uniform(size=(4_000, 1))).sum(1)
-    Y = torch.from_numpy(np.where(codes[:, None] == np.arange(4), 1.0, -1.0))
+    Y = drawn(rng, mean, var, moderation=1.0, coupling=1.0)
     rows = SimpleNamespace(Y=Y, row_weight=torch.ones_like(Y))
     mode = SimpleNamespace(weights=Y, problem=rows, likelihood=Bernoulli("probit"))
     moments = torch.from_numpy(mean), torch.from_numpy(var)
