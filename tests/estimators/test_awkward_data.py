@@ -46,6 +46,10 @@ ROUTES = [
         for n_inducing in (None, 4, "auto")
     ),
     *(
+        (skgp.StateSpaceGPClassifier, {"n_inducing": n_inducing})
+        for n_inducing in (None, 4, "auto")
+    ),
+    *(
         (skgp.VecchiaGPRegressor, {"likelihood": likelihood, "link": link, "n_neighbors": 3})
         for likelihood, link in (("student_t", "exp"), ("poisson", "softplus"))
     ),

@@ -10,15 +10,12 @@ from scipy import stats
 from sklearn.base import clone
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel, ExpSineSquared, WhiteKernel
-from sklearn.model_selection import GridSearchCV
-from sklearn.pipeline import make_pipeline
-from sklearn.preprocessing import StandardScaler
 
 from skgp import BayesianGPRegressor
 from skgp.learning.posterior import defaults as tuned
 from skgp.learning.posterior.samples import resolve_plan
 from skgp.linalg.runtime import memory_limit
-from skgp.priors import Gamma, HalfNormal, LogNormal
+from skgp.priors import Gamma, LogNormal
 from tests.contracts.estimators import Recorder, RegressorContract, rbf_kernel
 from tests.same import assert_same
 
@@ -264,14 +261,6 @@ def test_results_do_not_depend_on_jobs_and_backend(data, X_new, backend, request
     with parallel_config(backend):
         together = make(n_jobs=2, **settings).fit(*data).predict(X_new, return_std=True)
     np.testing.assert_allclose(together, alone, rtol=1e-7)
-
-
-def test_grid_search_over_priors_in_a_pipeline(data):
-    pipeline = make_pipeline(StandardScaler(), make(n_samples=64, kernel=rbf_kernel()))
-    grid = {"bayesiangpregressor__prior": [None, {"length_scale": HalfNormal(0.01)}]}
-    search = GridSearchCV(pipeline, grid, cv=2).fit(*data)
-    assert list(search.best_params_.values()) == [None]
-    assert search.best_estimator_.score(*data) > 0.8
 
 
 def test_kernel_by_default_is_chosen_among_smoothnesses():

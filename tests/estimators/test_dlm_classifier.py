@@ -5,23 +5,14 @@ import pickle
 import numpy as np
 import pytest
 import torch
-from scipy.stats import norm
-from sklearn.datasets import load_digits, load_iris, make_classification, make_moons
-from sklearn.gaussian_process.kernels import RBF, ConstantKernel
+from sklearn.datasets import load_digits, make_classification, make_moons
+from sklearn.gaussian_process.kernels import RBF
 from sklearn.utils import shuffle
 
 from skgp import DLMGPClassifier
 from skgp.data import Data
-from skgp.inference.sparse import SparseState
-from skgp.learning.calibration import (
-    COUPLINGS,
-    MODERATIONS,
-    best_calibration,
-    best_coupling,
-    left_out_moments,
-)
 from skgp.learning.sparse.objective import Objective
-from skgp.likelihoods import Bernoulli, Gaussian
+from skgp.likelihoods import Bernoulli
 from tests.contracts.classifiers import ClassifierContract
 from tests.reference.vgp import maximise_vgp
 
@@ -67,73 +58,6 @@ def digits():
 # ---- several classes ---------------------------------------------------------------------------
 
 
-def test_left_out_moments_are_those_of_fits_without_the_row():
-    """Exact where the likelihood is Gaussian."""
-    rng = torch.Generator().manual_seed(0)
-    X = torch.randn(20, 2, generator=rng, dtype=torch.float64)
-    y = torch.randn(20, 1, generator=rng, dtype=torch.float64)
-    weight = torch.rand(20, generator=rng, dtype=torch.float64) + 0.5
-    data, likelihood = Data(X, y, weight), Gaussian(0.3, bounds=(0.3, 0.3))
-    objective = Objective(likelihood, "elbo", beta=0.7)
-    kernel = ConstantKernel(2.0) * RBF(1.0)
-    prior = SparseState.prior(kernel, likelihood.initial(X), X[:6] + 0.1, X.new_zeros(1))
-
-    def posterior(rows):
-        return objective.with_optimum(prior, rows).posterior()
-
-    likelihood = likelihood.with_parameters(prior.likelihood)
-    mean, var = left_out_moments(posterior(data), data, objective, likelihood)
-    for row in (0, 7, 19):
-        others = torch.arange(20) != row
-        expected = posterior(data.take(others)).mean_and_variance(X[row : row + 1])
-        torch.testing.assert_close(mean[row], expected[0][0], rtol=1e-7, atol=1e-9)
-        torch.testing.assert_close(var[row], expected[1][0], rtol=1e-7, atol=1e-9)
-
-
-@pytest.mark.parametrize("coupling", COUPLINGS)
-def test_best_coupling_is_that_which_drew_the_labels(coupling):
-    rng = np.random.default_rng(0)
-    mean, var = rng.normal(-0.5, 1.5, (20_000, 4)), rng.uniform(0.1, 1.0, (20_000, 4))
-    z = mean / np.sqrt(1 + var)
-    proba = norm.cdf(z) / norm.sf(z) ** coupling
-    proba /= proba.sum(1, keepdims=True)
-    labels = (proba.cumsum(1) < rng.uniform(size=(20_000, 1))).sum(1)
-    Y = np.where(labels[:, None] == np.arange(4), 1.0, -1.0)
-    weight = rng.uniform(0.5, 1.5, 20_000)
-    arrays = map(torch.from_numpy, (Y, mean, var, weight))
-    assert best_coupling(Bernoulli("probit"), *arrays) == coupling
-
-
-@pytest.mark.parametrize("coupling", [0.0, 1.0])
-def test_few_labels_decide_the_coupling(coupling):
-    """150 labels a time, whose gain over 1/2 is seldom a standard error."""
-    found = []
-    for seed in range(30):
-        rng = np.random.default_rng(seed)
-        mean = rng.normal(-0.5, 0.7, (150, 4))
-        proba = norm.cdf(mean) / norm.sf(mean) ** coupling
-        proba /= proba.sum(1, keepdims=True)
-        labels = (proba.cumsum(1) < rng.uniform(size=(150, 1))).sum(1)
-        Y = np.where(labels[:, None] == np.arange(4), 1.0, -1.0)
-        arrays = map(torch.from_numpy, (Y, mean, 1e-9 * np.ones_like(mean)))
-        found.append(best_coupling(Bernoulli("probit"), *arrays))
-    assert abs(np.mean(found) - coupling) < 0.2
-
-
-@pytest.mark.parametrize("coupling", [0.0, 1.0])
-@pytest.mark.parametrize("moderation", MODERATIONS)
-def test_best_calibration_is_that_which_drew_the_labels(moderation, coupling):
-    rng = np.random.default_rng(0)
-    mean, var = rng.normal(-1.0, 2.0, (20_000, 4)), rng.uniform(0.1, 30.0, (20_000, 4))
-    z = mean / np.sqrt(1 + moderation * var)
-    proba = norm.cdf(z) / norm.sf(z) ** coupling
-    proba /= proba.sum(1, keepdims=True)
-    labels = (proba.cumsum(1) < rng.uniform(size=(20_000, 1))).sum(1)
-    Y = np.where(labels[:, None] == np.arange(4), 1.0, -1.0)
-    arrays = map(torch.from_numpy, (Y, mean, var))
-    assert best_calibration(Bernoulli("probit"), *arrays) == (moderation, coupling)
-
-
 def test_ten_classes_are_calibrated_better_than_by_their_plain_sum(digits):
     model, X, y = digits
     plain = pickle.loads(pickle.dumps(model))
@@ -153,12 +77,6 @@ def test_classes_that_overlap_are_not_sharpened():
     assert model.coupling_ <= 0.5
     model.coupling_ = 1.0
     assert found < log_loss_of(model, X[300:], y[300:])
-
-
-def test_few_rows_and_two_classes_have_a_coupling_of_their_own(moons):
-    X, y = load_iris(return_X_y=True)
-    assert DLMGPClassifier(**QUICK).fit(X[::2], y[::2]).coupling_ == 0.5
-    assert DLMGPClassifier(**QUICK).fit(moons[0], moons[1]).coupling_ == 0.0
 
 
 @pytest.mark.parametrize(
@@ -226,19 +144,6 @@ def test_sampled_gradients_end_near_the_exact_one(moons):
         for each in ("auto", "bmc", "smooth_bmc", "ups")
     )
     np.testing.assert_allclose(sampled, exact, atol=0.05)
-
-
-# ---- awkward data ------------------------------------------------------------------------------
-
-
-def test_single_precision_is_near_double(moons):
-    options = dict(kernel=4.0 * RBF(1.0), optimizer=None)
-    double, single = (
-        DLMGPClassifier(dtype=dtype, **QUICK, **options).fit(*moons[:2])
-        for dtype in ("float64", "float32")
-    )
-    difference = single.predict_proba(moons[2]) - double.predict_proba(moons[2])
-    assert 0 < np.abs(difference).max() < 0.02
 
 
 # ---- streams, warm starts, state ---------------------------------------------------------------

@@ -201,6 +201,59 @@ def test_warm_start_without_optimizer_keeps_what_was_learned(make):
     np.testing.assert_allclose(warm.kernel_.theta, kernel.theta, rtol=1e-8, atol=1e-8)
 
 
+# ---- what another fit leaves ----
+
+STUDENT_T, COUNTS, RELEVANCE = (
+    {"likelihood": "student_t"},
+    {"likelihood": "poisson"},
+    {"basis": "relevance"},
+)
+#: Parameters of a fit, and those of the next.
+REFITS = [
+    (skgp.QSGPRegressor, {}, {"solver": "cg"}),
+    (skgp.QSGPRegressor, {"likelihood": "laplace"}, {}),
+    (skgp.QSGPRegressor, RELEVANCE, {}),
+    (skgp.QSGPClassifier, {}, {"solver": "sgd", "max_iter": 5}),
+    (skgp.QSGPClassifier, {"solver": "sgd", "max_iter": 5}, {"covariance": "diagonal"}),
+    (skgp.QSGPClassifier, RELEVANCE, {}),
+    (skgp.DLMGPRegressor, STUDENT_T, {}),
+    (skgp.DLMGPRegressor, {}, {**COUNTS, "kernel": RBF()}),
+    (skgp.SWSGPRegressor, STUDENT_T, {}),
+    (skgp.StateSpaceGPRegressor, STUDENT_T, {}),
+    (skgp.VecchiaGPRegressor, STUDENT_T, {}),
+    (skgp.GaussianProcessRegressor, {"method": "exact"}, {"method": "state_space"}),
+    (skgp.GaussianProcessRegressor, {"method": "state_space"}, {"method": "exact"}),
+]
+
+
+@pytest.mark.parametrize(("make", "first", "then"), REFITS, ids=lambda v: getattr(v, "__name__", v))
+def test_a_refit_is_a_first_fit(make, first, then):
+    """Whose attributes are those of its own parameters, with none of the fit before."""
+    X, y = rows(make)
+    y = y if hasattr(make, "predict_proba") else np.rint(3 + 2 * y)
+    fresh = cheap(make, **then, optimizer=None).fit(X, y)
+    again = cheap(make, **first, optimizer=None).fit(X, y)
+    again.set_params(**fresh.get_params(deep=False)).fit(X, y)
+    assert vars(again).keys() == vars(fresh).keys()
+    found, expected = (each.latent_mean_and_variance(X) for each in (again, fresh))
+    np.testing.assert_allclose(found, expected, rtol=1e-10)
+
+
+# ---- precision ----
+
+
+@pytest.mark.parametrize("make", list(CHEAP)[:6], ids=lambda c: c.__name__)
+def test_a_fit_in_single_precision_is_near_that_in_double_and_another(make):
+    X, y = rows(make)
+    options = {"basis": "fourier", "n_basis": 20} if make is skgp.QSGPRegressor else {}
+    double, single = (
+        cheap(make, optimizer=None, dtype=dtype, **options).fit(X, y).latent_mean_and_variance(X)
+        for dtype in ("float64", "float32")
+    )
+    assert not np.array_equal(single, double)
+    np.testing.assert_allclose(single, double, rtol=0, atol=1e-2 * np.abs(double[0]).max())
+
+
 # ---- what fits draw, and from where ----
 
 

@@ -129,16 +129,6 @@ def test_kernel_reported_is_the_one_that_scored_best(monkeypatch):
     assert model.validation_["amplitude"] == {1.0: expected}
 
 
-def test_relevance_vectors_are_few_rows_of_the_fit(moons):
-    X, y = moons
-    model = fitted(X, y, basis="relevance")
-    assert model.n_relevance_vectors_ == len(model.relevance_) < 30
-    assert np.unique(model.relevance_).size == len(model.relevance_)
-    assert 0 <= model.relevance_.min() and model.relevance_.max() < len(X)
-    model.set_params(basis="auto").fit(X, y)
-    assert not hasattr(model, "relevance_")
-
-
 @pytest.mark.parametrize(
     "params", [{}, {"kernel": None}, {"basis": "fourier", "n_basis": 1024, "kernel": None}]
 )
@@ -193,9 +183,6 @@ def test_scoring_monitor_sees_stochastic_gradients_as_they_go(moons):
     model.set_callbacks(monitor).fit(*moons)
     scores = [row["accuracy"] for row in monitor.get_logs().data if row["task_name"] == "iteration"]
     assert len(scores) == 20 and scores[-1] > 0.8
-
-
-# ---- bad input -------------------------------------------------------------------------------
 
 
 # ---- partial_fit -----------------------------------------------------------------------------

@@ -1,15 +1,12 @@
 """QSGPRegressor with Laplace noise: the contracts, its predictive distribution, outliers."""
 
-import pickle
-
 import numpy as np
 import pytest
-from sklearn.gaussian_process.kernels import RBF, DotProduct, WhiteKernel
+from sklearn.gaussian_process.kernels import RBF, WhiteKernel
 
 from skgp import QSGPRegressor
 from skgp.linalg import NumericalWarning
 from tests.contracts.estimators import RegressorPredictions, rbf_kernel
-from tests.same import assert_same
 
 
 def make(**params):
@@ -125,39 +122,6 @@ def test_standardisation_ignores_outliers_and_counts_weights():
 # ---- bases --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("options", "expected"),
-    [
-        ({}, ("inducing", 60)),
-        ({"n_basis": 20}, ("inducing", 20)),
-        ({"n_basis": 101}, ("fourier", 102)),
-        ({"basis": "fourier", "n_basis": 40}, ("fourier", 40)),
-        ({"kernel": DotProduct() + WhiteKernel(0.1), "n_basis": 10}, ("inducing", 10)),
-    ],
-    ids=str,
-)
-@pytest.mark.parametrize("dtype", ["float64", "float32"])
-def test_basis_fits_predicts_and_pickles(options, expected, dtype, data, X_new):
-    fit = make(dtype=dtype, **options).fit(*data)
-    assert (fit.basis_, fit.n_basis_, fit.solver_, fit.covariance_) == (
-        *expected,
-        "cholesky",
-        "full",
-    )
-    assert fit.score(*data) > 0.85
-    mean, std = fit.predict(X_new, return_std=True)
-    joint = fit.predict(X_new, return_cov=True)[1]
-    np.testing.assert_allclose(joint.diagonal(), std**2, rtol=1e-8)
-    again = pickle.loads(pickle.dumps(fit)).predict(X_new, return_std=True)
-    assert_same(again, (mean, std))
-
-
-def test_rows_of_equal_inputs_share_an_inducing_point(data):
-    X, y = data
-    fit = make().fit(np.repeat(X[:30], 2, axis=0), y)
-    assert fit.n_basis_ == 30 and fit.score(X[:30], y[::2]) > 0
-
-
 def test_augmentation_returns_the_variance_to_the_prior(data):
     far = np.full((1, 2), 100.0)
     for augment in (True, False):
@@ -169,15 +133,6 @@ def test_augmentation_returns_the_variance_to_the_prior(data):
 def test_passes_that_run_out_warn(data):
     with pytest.warns(NumericalWarning, match="max_iter=1 passes .* Raise max_iter or tol"):
         assert make(max_iter=1).fit(*data).n_iter_ == 1
-
-
-def test_attributes_of_laplace_noise_do_not_outlive_it(data, X_new):
-    estimator = make().fit(*data)
-    gaussian = make(likelihood="gaussian").fit(*data)
-    estimator.set_params(likelihood="gaussian").fit(*data)
-    assert not hasattr(estimator, "likelihood_scale_") and not hasattr(estimator, "elbo_")
-    found = estimator.predict_quantiles(X_new, [0.1])
-    assert_same(found, gaussian.predict_quantiles(X_new, [0.1]))
 
 
 def test_partial_fit_needs_gaussian_noise(data):

@@ -83,8 +83,6 @@ def test_attributes_say_what_was_kept(data):
     losses = fit.history_["solve"]
     assert losses[-1] == pytest.approx(-fit.log_marginal_likelihood_value_, abs=1e-2)
     assert losses[-1] < losses[0] and fit.n_iter_ == len(losses)
-    fit.set_params(basis="auto").fit(*data)
-    assert not hasattr(fit, "relevance_") and not hasattr(fit, "n_relevance_vectors_")
 
 
 def test_the_rows_kept_are_enough_to_predict(data):

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from sklearn.datasets import make_classification, make_moons
+from sklearn.datasets import load_iris, make_classification, make_moons
 from sklearn.gaussian_process.kernels import RBF
 
 from skgp import DLMGPClassifier, SWSGPClassifier
@@ -51,6 +51,14 @@ def test_rows_that_are_all_equal_have_the_base_rate(model):
     y = np.array([0] * 30 + [1] * 10)
     proba = model.fit(np.ones((40, 2)), y).predict_proba([[1.0, 1.0]])[0]
     np.testing.assert_allclose(proba, [0.75, 0.25], atol=0.06)
+
+
+@pytest.mark.parametrize(("make", "params"), [(dlm, {}), (swsgp, {"n_neighbors": 16})])
+def test_few_rows_and_two_classes_have_a_coupling_of_their_own(make, params):
+    X, y = load_iris(return_X_y=True)
+    options = {"kernel": 4.0 * RBF(1.0), "optimizer": None, **params}
+    assert make(**options).fit(X[::2], y[::2]).coupling_ == 0.5
+    assert make(**options).fit(X[:100], y[:100]).coupling_ == 0.0
 
 
 @pytest.mark.parametrize(

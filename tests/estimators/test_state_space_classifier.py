@@ -201,16 +201,6 @@ def test_stream_comes_near_the_fit_of_all_rows(labels, n_inducing, request):
 # ---- awkward data -----------------------------------------------------------------------------
 
 
-@pytest.mark.filterwarnings("ignore:n_inducing=.* is more than the:UserWarning")
-@pytest.mark.parametrize("n_inducing", [None, 4, "auto"])
-@pytest.mark.parametrize("x", [[0.0, 1.0], [7.0, 7.0], [0.0, 1e9, 1e-9]])
-def test_a_few_rows(x, n_inducing):
-    X, y = np.array(x)[:, None], np.arange(len(x)) % 2
-    fit = StateSpaceGPClassifier(n_inducing=n_inducing, max_iter=5).fit(X, y)
-    proba = fit.predict_proba(np.vstack([X, [[-1e4], [1e4]]]))
-    assert np.isfinite(proba).all()
-
-
 def test_stream_of_columns_goes_on_after_a_large_first_batch(monkeypatch):
     monkeypatch.setattr("skgp.estimators._state_space_common.STREAM_ROWS", 300)
     rng = np.random.default_rng(0)

@@ -1,18 +1,16 @@
 """SWSGPClassifier: the contracts, several classes, options, streams, awkward data."""
 
 import pickle
-import warnings
 
 import numpy as np
 import pytest
 from scipy.special import expit
 from scipy.stats import norm
 from sklearn.datasets import load_digits, make_moons
-from sklearn.gaussian_process.kernels import RBF, DotProduct
+from sklearn.gaussian_process.kernels import RBF
 from sklearn.utils import shuffle
 
 from skgp import SWSGPClassifier
-from skgp.learning.calibration import COUPLINGS
 from tests.contracts.classifiers import ClassifierContract
 
 KERNEL = 4.0 * RBF(1.0)
@@ -49,17 +47,6 @@ def digits():
 
 
 # ---- several classes -----------------------------------------------------------------------------
-
-
-def test_ten_classes_of_64_columns_by_default(digits):
-    X, y, fresh, target = digits
-    names = np.array([f"digit {k}" for k in range(10)])
-    model = SWSGPClassifier(random_state=0).fit(X[:210], names[y[:210]])
-    assert model.inducing_points_.shape == (210, 64)
-    assert model.score(fresh, names[target]) > 0.9
-    assert log_loss_of(model, fresh, names[target]) < 0.4
-    assert model.predict_proba(fresh).shape == (200, 10)
-    assert model.coupling_ in COUPLINGS
 
 
 def test_scales_of_default_kernels_follow_labels_left_out():
@@ -102,14 +89,6 @@ def test_moderation_is_that_of_labels_left_out(digits):
     assert kept(projection=None).fit(X[:90], y[:90] % 2).moderation_ == 1.0  # none are left out
 
 
-def test_few_rows_and_two_classes_have_a_coupling_of_their_own(digits, moons):
-    X, y = digits[:2]
-    assert kept(kernel=400.0 * RBF(30.0)).fit(X[:90], y[:90]).coupling_ == 0.5
-    model = kept().fit(*moons[:2])
-    assert model.coupling_ == 0.0
-    assert kept().fit(moons[0][:50], moons[1][:50]).coupling_ == 0.0
-
-
 def test_calibration_is_kept_by_a_warm_start_and_a_stream(digits, of_digits):
     X, y = digits[:2]
     model = pickle.loads(pickle.dumps(of_digits))
@@ -119,45 +98,6 @@ def test_calibration_is_kept_by_a_warm_start_and_a_stream(digits, of_digits):
     assert (model.moderation_, model.coupling_) == calibration
     model.partial_fit(X[:50], y[:50])
     assert (model.moderation_, model.coupling_) == calibration
-
-
-# ---- predictions ---------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("far", [1e3, 1e200])
-def test_probabilities_far_from_the_rows_are_finite(far, moons):
-    model = kept().fit(*moons[:2])
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", RuntimeWarning)
-        proba = model.predict_proba(moons[2][:3] * far)
-        assert np.isfinite(model.decision_function(moons[2][:3] * far)).all()
-    np.testing.assert_allclose(proba.sum(1), 1, rtol=1e-12)
-    np.testing.assert_allclose(proba, 0.5, atol=0.1)  # the base rate
-
-
-# ---- parameters ----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "params",
-    [
-        {"n_inducing": 40, "class_weight": "balanced"},
-        {"likelihood": "logit", "dtype": "float32"},
-        {"n_inducing": 40, "covariance": "full"},
-        {"n_inducing": 40, "inducing": "learned", "solver": "adam", "init": "k-means"},
-        {"n_inducing": 60, "polish": True},
-        {"kernel": 1.0 * RBF(1.0) + DotProduct(), "kl_weight": 1.0},
-    ],
-    ids=str,
-)
-def test_every_option_predicts(params, moons):
-    learned = params.keys() & {"inducing", "polish", "likelihood"}
-    given = {} if learned else {"kernel": KERNEL, "optimizer": None}
-    options = {"n_neighbors": 16, "max_iter": 30, "random_state": 0, **given, **params}
-    model = SWSGPClassifier(**options).fit(moons[0][:140], moons[1][:140])
-    assert log_loss_of(model, *moons[2:]) < 0.32
-    assert model.score(*moons[2:]) > 0.87
-    assert model.n_iter_ >= 1 and model.n_inducing_ <= 200
 
 
 # ---- inducing points -----------------------------------------------------------------------------

@@ -6,7 +6,6 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from scipy.stats import norm
 from sklearn.base import clone
 from sklearn.datasets import load_digits, make_moons
 from sklearn.gaussian_process.kernels import RBF, DotProduct, Matern, WhiteKernel
@@ -26,7 +25,8 @@ from skgp.models import vecchia as model_of
 from skgp.models.vecchia import left_out
 from tests.contracts.classifiers import ClassifierContract
 from tests.inference.vecchia.test_vecchia_laplace import OFFSET, conditionals, mode_of, problem
-from tests.reference import vecchia
+from tests.learning.test_calibration import drawn
+from tests.reference import gaussian, vecchia
 
 KERNEL = 4.0 * Matern([0.4, 0.7], nu=1.5)
 FIXED = {"optimizer": None, "random_state": 0}
@@ -83,22 +83,16 @@ def test_left_out_moments_are_those_without_the_site():
     for j in range(2):
         numbers = (mode.latent - OFFSET).numpy()[:, j] + slope[:, j] / W[:, j]  # of Gaussian sites
         for i in range(0, len(X), 7):
-            rest = np.delete(np.arange(len(X)), i)
-            A = C[np.ix_(rest, rest)] + np.diag(1 / W[rest, j])
-            a = np.linalg.solve(A, C[rest, i])
-            expected = float(OFFSET[j]) + a @ numbers[rest], C[i, i] - a @ C[rest, i]
-            np.testing.assert_allclose((mean[i, j], var[i, j]), expected, atol=1e-6)
+            expected = gaussian.left_out(C, 1 / W[:, j], numbers, i)
+            found = mean[i, j] - float(OFFSET[j]), var[i, j]
+            np.testing.assert_allclose(found, expected, atol=1e-6)
 
 
 def test_moderation_and_coupling_are_those_that_drew_the_labels_together(monkeypatch):
     """Without the coupling all of the variance is too much: chosen first, it would be a quarter."""
     rng = np.random.default_rng(0)
     mean, var = rng.normal(0.0, 2.0, (4_000, 4)), rng.uniform(0.1, 10.0, (4_000, 4))
-    z = mean / np.sqrt(1 + var)
-    proba = norm.cdf(z) / norm.sf(z)  # moderation and exponent of the coupling are 1
-    proba /= proba.sum(1, keepdims=True)
-    codes = (proba.cumsum(1) < rng.uniform(size=(4_000, 1))).sum(1)
-    Y = torch.from_numpy(np.where(codes[:, None] == np.arange(4), 1.0, -1.0))
+    Y = drawn(rng, mean, var, moderation=1.0, coupling=1.0)
     rows = SimpleNamespace(Y=Y, row_weight=torch.ones_like(Y))
     mode = SimpleNamespace(weights=Y, problem=rows, likelihood=Bernoulli("probit"))
     moments = torch.from_numpy(mean), torch.from_numpy(var)

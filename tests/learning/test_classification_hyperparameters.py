@@ -213,9 +213,6 @@ def test_search_of_several_columns_shares_one_kernel():
     assert found[1] > 1.5 * found[0]
 
 
-# ----------------------------------------------------------------------- generator and callback
-
-
 # --------------------------------------------------------------------------------- odd inputs
 
 

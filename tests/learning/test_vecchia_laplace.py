@@ -3,11 +3,14 @@
 import numpy as np
 import pytest
 import torch
-from sklearn.gaussian_process.kernels import Matern
+from sklearn.gaussian_process.kernels import RBF, Matern
 
 from skgp.data import Data
 from skgp.inference.vecchia.hessian import hessian
-from skgp.learning.vecchia import neighbors_of
+from skgp.learning import vecchia_labels
+from skgp.learning.search import HyperparameterFit
+from skgp.learning.vecchia import VecchiaSettings, neighbors_of
+from skgp.learning.vecchia_labels import fit_labels
 from skgp.learning.vecchia_laplace import LatentEvidence
 from skgp.likelihoods import Bernoulli
 
@@ -80,3 +83,130 @@ def test_weights_are_repetitions_at_one_place():
     twice = Data(data.X.repeat_interleave(counts, 0), data.y.repeat_interleave(counts, 0))
     values = [evidence(each, H=len(each) - 1, m=0)(KERNEL.theta)[0] for each in (data, twice)]
     assert values[0] == pytest.approx(values[1], abs=1e-5)
+
+
+# ---- the search by evidence, labels as numbers and held-out labels -------------------------------
+
+
+def searched(monkeypatch, dense, data, *, callback=None, exact_rows=0, **settings):
+    monkeypatch.setattr(vecchia_labels.SearchSettings, "exact_rows", exact_rows)
+    monkeypatch.setattr(
+        vecchia_labels, "fit_classification_hyperparameters", lambda *_, **__: dense
+    )
+    settings = {"n_neighbors": 6, "n_inducing": 5, "n_stages": 1, "max_iter": 0, **settings}
+    return fit_labels(
+        [KERNEL],
+        data,
+        VecchiaSettings(**settings),
+        Bernoulli("logit"),
+        OFFSET,
+        generator=torch.Generator().manual_seed(0),
+        callback=callback,
+    )
+
+
+def test_evidence_moves_amplitude_and_the_common_length_scale(monkeypatch):
+    data, told = labelled(200), []
+    monkeypatch.setattr("skgp.learning.defaults.VECCHIA_LABEL_MOVES", ())
+    start = KERNEL.clone_with_theta(KERNEL.theta - 1.0)
+    dense = HyperparameterFit(start, history=[-1.0])
+    found, n_inducing, _ = searched(
+        monkeypatch, dense, data, max_iter=6, callback=lambda _, info: told.append(info["loss"])
+    )
+    assert n_inducing == 5
+    np.testing.assert_allclose(found.history[1:], np.negative(told))
+    np.testing.assert_allclose(np.ptp(found.kernel.theta[1:]), np.ptp(start.theta[1:]))
+    at = evidence(data, H=6)
+    assert at(found.kernel.theta)[0] < at(start.theta)[0] - 0.01
+
+
+@pytest.mark.parametrize(("n_neighbors", "exact_rows"), [(6, 0), (0, 0), (6, 2500)])
+def test_all_labels_as_numbers_are_asked_where_there_are_neighbours(
+    monkeypatch, n_neighbors, exact_rows
+):
+    """And more observations than the dense evidence takes."""
+    subset = HyperparameterFit(4.0 * Matern([0.5, 0.5]), history=[-1.0])
+    told = []
+
+    def by_all_labels(found, kernels, data, *, information, **options):
+        told.append((found, len(data), information))
+        return found
+
+    monkeypatch.setattr(vecchia_labels, "search_label_kernel", by_all_labels)
+    monkeypatch.setattr("skgp.learning.defaults.VECCHIA_LABEL_MOVES", ())
+    searched(monkeypatch, subset, labelled(200), n_neighbors=n_neighbors, exact_rows=exact_rows)
+    assert told == ([(subset, 200, 0.25)] if n_neighbors > 0 and exact_rows == 0 else [])
+
+
+@pytest.mark.parametrize(("better", "scale"), [("other", 0.1), ("subset", 0.6)])
+def test_held_out_labels_choose_between_two_kernels(monkeypatch, better, scale):
+    """Labels of a chessboard, or labels that change slowly."""
+    data = labelled(800)
+    if better == "other":
+        cell = (5 * data.X).floor().sum(1, keepdim=True)
+        data.y[:] = torch.where(cell % 2 == 0, 1.0, -1.0)
+    kernels = {"subset": 9.0 * Matern([0.6, 0.6]), "other": 100.0 * Matern([0.1, 0.1])}
+    fits = {name: HyperparameterFit(kernel) for name, kernel in kernels.items()}
+    monkeypatch.setattr(vecchia_labels, "search_label_kernel", lambda *_, **__: fits["other"])
+    monkeypatch.setattr("skgp.learning.defaults.VECCHIA_LABEL_MOVES", ())
+    found, *_ = searched(monkeypatch, fits["subset"], data)
+    np.testing.assert_allclose(found.kernel.k2.length_scale, scale, rtol=0.5)
+
+
+def test_f_at_held_out_and_other_labels_is_near_the_mode_of_all(monkeypatch):
+    dense, data = HyperparameterFit(4.0 * Matern([0.5, 0.5])), labelled(600)
+    monkeypatch.setattr(vecchia_labels, "search_label_kernel", lambda found, *_, **__: found)
+    monkeypatch.setattr("skgp.learning.defaults.VECCHIA_LABEL_MOVES", ())
+    found, _, start = searched(monkeypatch, dense, data)
+    problem = evidence(data, H=6)
+    mode = problem.mode(problem.conditionals(found.kernel.theta)).latent
+    assert np.mean((start - mode).numpy() ** 2) < 0.05 * mode.var()
+
+
+def test_held_out_labels_raise_an_amplitude_that_is_too_small(monkeypatch):
+    dense = HyperparameterFit(0.05 * Matern([0.5, 0.5]))
+    monkeypatch.setattr(vecchia_labels, "search_label_kernel", lambda found, *_, **__: found)
+    data, told = labelled(600), []
+    found, *_ = searched(
+        monkeypatch,
+        dense,
+        data,
+        n_inducing=None,
+        callback=lambda _, info: told.append(info["loss"]),
+    )
+    assert found.kernel.k1.constant_value > 0.2
+    np.testing.assert_allclose(found.history, np.negative(told))
+
+
+@pytest.mark.parametrize(
+    ("n", "c", "given", "expected"),
+    [
+        (300, 1, None, 300),  # all
+        (10_000, 1, None, 1000),  # n c m^2 of 1e10
+        (5_000, 10, None, 447),
+        (40_000, 10, None, 400),  # no fewer than are tried
+        (1_000_000, 1, None, 40),  # what their features may take
+        (10_000, 1, 7, 7),
+    ],
+)
+def test_inducing_points_by_default_are_as_many_as_are_quick(n, c, given, expected):
+    settings = VecchiaSettings(n_inducing=given)
+    assert vecchia_labels.inducing_by_default(settings, n, c) == expected
+
+
+def test_few_inducing_points_are_tried_and_more_taken(monkeypatch):
+    """Of an RBF kernel, which neighbours alone approximate badly."""
+    dense = HyperparameterFit(9.0 * RBF([0.3, 0.3]))
+    monkeypatch.setattr(vecchia_labels, "search_label_kernel", lambda found, *_, **__: found)
+    monkeypatch.setattr("skgp.learning.defaults.VECCHIA_LABEL_MOVES", ())
+    tried = []
+    chosen = vecchia_labels.choose_inducing
+
+    def choose(kernel, X, n_inducing, generator):
+        tried.append(n_inducing)
+        return chosen(kernel, X, n_inducing, generator)
+
+    monkeypatch.setattr(vecchia_labels, "choose_inducing", choose)
+    options = {"n_neighbors": 1, "n_inducing": None, "most_inducing": 30}
+    _, n_inducing, _ = searched(monkeypatch, dense, labelled(300), **options)
+    assert tried == [0, 30] and n_inducing == 300

@@ -168,22 +168,6 @@ def test_fit_sparse_chooses_a_smooth_kernel_for_a_smooth_function():
     assert fit.state.kernel.k2.nu == np.inf
 
 
-@pytest.mark.parametrize("n_kernels", [1, 2])
-def test_fit_sparse_asks_for_points_once_a_kernel(n_kernels):
-    """Clusters of many rows take their time."""
-    problem, made = problem_of("gaussian", n=30)
-    kernels = [problem.kernel, 1.0 * Matern(1.0, nu=0.5)][:n_kernels]
-    asked = []
-    run(
-        problem,
-        Objective(made),
-        Settings(start_iter=1, max_iter=1),
-        kernels=kernels,
-        inducing=lambda kernel: asked.append(kernel) or problem.tensors[0],
-    )
-    assert asked == kernels
-
-
 # ---- steps 3 and 4 ------------------------------------------------------------------------------
 
 
@@ -264,9 +248,6 @@ def test_fit_sparse_keeps_rows_held_out_from_the_joint_search(name, monkeypatch)
     ]
     assert fits[0].history["solve"] == fits[1].history["solve"]
     assert fits[0].history["validation"] != fits[1].history["validation"]
-
-
-# ---- callbacks ----------------------------------------------------------------------------------
 
 
 # ---- how the objective is minimised -------------------------------------------------------------

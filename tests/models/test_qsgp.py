@@ -22,6 +22,7 @@ from skgp.models import qsgp
 from skgp.models.qsgp import fit_statistics
 from tests.models.qsgp_problems import fit_regression
 from tests.reference import weights as reference
+from tests.reference.gaussian import process
 from tests.same import assert_same
 
 CPU = torch.device("cpu")
@@ -45,12 +46,9 @@ X_TEST = torch.linspace(-3.5, 3.5, 15, dtype=torch.float64)[:, None]
 
 
 def exact(data, kernel=KERNEL, noise=NOISE, X=X_TEST):
-    """Mean and covariance of the exact GP, by explicit inverses."""
-    weight = np.ones(len(data.y)) if data.weight is None else data.weight.numpy()
-    Z = data.X.numpy()
-    inverse = np.linalg.inv(kernel(Z) + np.diag(noise / weight))
-    k = kernel(X.numpy(), Z)
-    return k @ inverse @ data.y.numpy(), kernel(X.numpy()) - k @ inverse @ k.T
+    """Mean and covariance of the exact GP."""
+    noise = noise if data.weight is None else noise / data.weight.numpy()
+    return process(kernel, data.X.numpy(), data.y.numpy(), noise, X.numpy())
 
 
 def run(

@@ -205,17 +205,6 @@ def test_fit_minibatch_lowers_the_objective(labels, name):
     assert found.loss == pytest.approx(after, rel=0.2, abs=20)
 
 
-def test_fit_minibatch_by_sampled_gradients_comes_near_exact_ones():
-    data, state, exact = minibatch_problem(labels=True)
-    options = {"batch_size": 200, "max_iter": 60}
-    sampled = (replace(exact, gradient=each) for each in ("bmc", "smooth_bmc", "ups"))
-    best, *others = (
-        exact.total(fit_minibatch(state, data, each, generator=seeded(), **options).state, data)
-        for each in (exact, *sampled)
-    )
-    assert max(others) < best + 5 < exact.total(state, data) - 20
-
-
 def test_fit_minibatch_of_q_alone_keeps_the_rest():
     data, state, objective = minibatch_problem()
     alone = replace(objective, learn_kernel=False, learn_likelihood=False, learn_inducing=False)
