@@ -52,9 +52,8 @@ class GramWithGradient:
     r"""K(X, X) at many theta, and :math:`\sum_{ij} W_{ij}\, \partial k_\theta(x_i, x_j)` of each.
 
     Constants times one stationary leaf share one pass over the distances between value and
-    gradient, in closed form. Any other expression is a batch of one (`PairwiseKernel`), or of many
-    inputs without a closed form there tile by tile
-    (:func:`skgp.kernels.gradients.weighted_gradient`).
+    gradient, in closed form. Any other expression goes through `PairwiseKernel`, or of many inputs
+    without a closed form there tile by tile (:func:`skgp.kernels.gradients.weighted_gradient`).
 
     The kernel, without WhiteKernel, is asked once for its hyper-parameters; X is (n, d). Of `few`
     rows, whose differences are kept, K, W and the gradient are arrays of NumPy, in place of tensors
@@ -102,12 +101,16 @@ class GramWithGradient:
             if found is not None:
                 return found
         X, at = self._X, self._X.new_tensor(theta)
-        if not (self.few or self._pairs.in_closed_form):
+        if self._pairs.in_closed_form:
+            batch, of_batch = self._pairs(at[None])
+            K, pull = batch[0], lambda W: of_batch(W[None])[0]
+        elif self.few:
+            K, pull = self._pairs(at)
+        else:
             return self.values(theta), lambda W: weighted_gradient(self._kernel, X, X, W, at)
-        K, pull = self._pairs(at[None])
         if not self.few:
-            return K[0], lambda W: pull(W[None])[0]
-        return K[0].numpy(), lambda W: pull(torch.as_tensor(W)[None])[0].numpy()
+            return K, pull
+        return K.numpy(), lambda W: pull(torch.as_tensor(W)).numpy()
 
     def values(self, theta: np.ndarray) -> Any:
         """K (n, n) at theta alone."""
@@ -271,7 +274,7 @@ class PairwiseKernel:
         """Covariances (k, n, n) at theta (k, n_dims), and their pullback.
 
         The pullback maps W (k, n, n) to the gradient (k, n_dims) of the sum of W times the
-        covariances, by the logarithms theta.
+        covariances, by the logarithms theta. Without a closed form theta may be one, (n_dims,).
         """
         if self._evaluate is None:
             return self._by_autograd(theta)
@@ -290,7 +293,7 @@ class PairwiseKernel:
             theta = theta.detach().requires_grad_()
             node = self._bind(theta, dtype=theta.dtype, device=theta.device)
             K = covariance(node, self._X, None, METRICS["expand"])
-            K = K.expand(len(theta), self._n, self._n)
+            K = K.expand(*theta.shape[:-1], self._n, self._n)
 
         def pull(W: Tensor) -> Tensor:
             if not K.requires_grad:
