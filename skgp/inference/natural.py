@@ -51,7 +51,7 @@ from skgp.inference.defaults import HASTE, LEAST_SHARE, NEARLY_EXACT, SHORTEST_S
 from skgp.likelihoods import Likelihood
 from skgp.linalg import NotPositiveDefiniteError
 from skgp.linalg.cg import CGResult
-from skgp.linalg.cholesky import inverse_factor, log_det, ridge_by_rows
+from skgp.linalg.cholesky import log_det, reverse_cholesky, ridge_by_rows
 from skgp.linalg.runtime import Callback
 from skgp.optim.stopping import Stopped
 
@@ -400,7 +400,8 @@ def whitened_divergence(q: Posterior, kl_weight: float) -> Tensor:
 def full_column(data: Tensor, shift: Tensor, kl_weight: float) -> tuple[Tensor, Tensor]:
     """Mean (M,) and root of S of one latent function, of the sums (M, M) and (M,) of its sites."""
     eye = torch.eye(len(data), dtype=data.dtype, device=data.device)
-    root = inverse_factor(eye + data / kl_weight)
+    upper = reverse_cholesky(eye + data / kl_weight).factor
+    root = torch.linalg.solve_triangular(upper, eye, upper=True).T  # S^-1 = U U'
     return root @ (root.T @ shift) / kl_weight, root
 
 
