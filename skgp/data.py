@@ -169,6 +169,10 @@ class Data(TensorState):
             return noise.new_zeros(noise.shape[:-1])
         return 0.5 * (self.n_targets * (1 - self.weight) + self.scatter / noise).sum(-1)
 
+    def noise_gradient(self, slope: Tensor, noise: Tensor) -> Tensor:
+        """In the log noise (..., 1), given the slopes (..., n) in `row_noise`: (...)."""
+        return (slope * self.row_noise(noise)).sum(-1) + self.log_power_slope(noise)
+
     def pooled(self, z2: float, noise: float) -> float:
         """Mean squared standardised residual of all observations, given that of distinct inputs."""
         if self.scatter is None or self.weight is None or z2 == 1.0:

@@ -298,14 +298,7 @@ class StateSpaceGPRegressor(
         mean : ndarray of shape (n,)
             With Student-t noise of one degree of freedom or fewer, which has none, the median; of
             "lognormal" that of y given f, at the mean of f.
-        std : ndarray of shape (n,)
-            Only when ``return_std`` is True. Infinite where noise has no variance.
-        covariance : ndarray of shape (n, n)
-            Only when ``return_cov`` is True. In squared units of y.
-        mean_grad : ndarray of shape (n, d)
-            Only when ``return_mean_grad`` is True. In units of y a unit of X.
-        std_grad : ndarray of shape (n, d)
-            Only when ``return_std_grad`` is True. 0 where the standard deviation is.
+        {std, covariance, mean_grad, std_grad}
 
         Raises
         ------

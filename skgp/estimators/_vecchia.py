@@ -114,16 +114,11 @@ class VecchiaMixin(WarpedInputs):
         """Rows that stand for all in the search; None for all."""
         return self.batch_size
 
-    @property
-    def _n_predictive(self) -> int:
-        """Neighbours of a prediction."""
-        return max(1, defaults.VECCHIA_PREDICTIVE * self.n_neighbors_)
-
     def _told(self, backend: Backend) -> dict[str, Any]:
         """What every fit is told, once `_settings` are made."""
         return {
             "ordering": self.ordering_,
-            "n_predictive": self._n_predictive,
+            "n_predictive": max(1, defaults.VECCHIA_PREDICTIVE * self.n_neighbors_),
             "learns": self._learns,
             "generator": torch.Generator().manual_seed(backend.seed),
         }

@@ -48,7 +48,7 @@ from skgp.inference.weights.design import StreamedDesign
 from skgp.inference.weights.gram import hessian_covariance, optimal_std
 from skgp.inference.weights.posterior import ClassifierPosterior, WeightGaussian
 from skgp.likelihoods import Likelihood
-from skgp.linalg.cholesky import cho_solve, jittered_cholesky, reverse_cholesky
+from skgp.linalg.cholesky import cho_solve, inverse_factor, jittered_cholesky
 from skgp.linalg.runtime import Callback, TensorState, tile_rows
 
 
@@ -219,7 +219,7 @@ class OnlineLaplace(TensorState):
             self.weights.clone(),
             self.offset.clone(),
             [
-                WeightGaussian.full(self.weights[:, j], _inverse_factor(H))
+                WeightGaussian.full(self.weights[:, j], inverse_factor(H))
                 for j, H in enumerate(self.precision)
             ],
         )
@@ -241,13 +241,6 @@ class _Whitened:
         """All columns, (n, m)."""
         Phi = torch.cat([self.basis.features(X, k) for k in range(self.basis.n_blocks)], dim=1)
         return torch.linalg.solve_triangular(self.L, Phi.mT, upper=False).mT  # Phi L^-T
-
-
-def _inverse_factor(H: Tensor) -> Tensor:
-    """Lower Cholesky factor of the inverse."""
-    upper = reverse_cholesky(H).factor
-    identity = torch.eye(len(H), dtype=H.dtype, device=H.device)
-    return torch.linalg.solve_triangular(upper.mT, identity, upper=False)
 
 
 @dataclass(frozen=True)

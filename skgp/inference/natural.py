@@ -47,7 +47,7 @@ from typing import Any, ClassVar, Protocol, cast
 import torch
 from torch import Tensor
 
-from skgp.inference.defaults import HASTE, NEARLY_EXACT, SHORTEST_SITE_STEP, SITE_CUT
+from skgp.inference.defaults import HASTE, LEAST_SHARE, NEARLY_EXACT, SHORTEST_SITE_STEP, SITE_CUT
 from skgp.likelihoods import Likelihood
 from skgp.linalg import NotPositiveDefiniteError
 from skgp.linalg.cg import CGResult
@@ -318,6 +318,21 @@ def full_sites(
         precision = torch.where(bend > 0, slope / (likelihood.mode(Y) - f), -bend)
     found = precision, slope + precision * mean, -bend
     return Sites(*(v if weight is None else weight[:, None] * v for v in found))
+
+
+def without_site(
+    mean: Tensor, var: Tensor, slope: Tensor, precision: Tensor, least: float = LEAST_SHARE
+) -> tuple[Tensor, Tensor]:
+    r"""Moments of f ~ N(m, v), of which a Gaussian site is divided out: its cavity.
+
+    Of a site of precision :math:`\lambda` whose logarithm has the slope g at m,
+
+    .. math:: v' = \frac{v}{1 - \lambda v}, \qquad m' = m - v' g .
+
+    At least the share `least` of the precision stays: sites may not have converged.
+    """
+    left = var / (1 - precision * var).clamp_min(least)
+    return mean - left * slope, left
 
 
 @dataclass(frozen=True)

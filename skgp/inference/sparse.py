@@ -43,7 +43,7 @@ from skgp.inference import defaults
 from skgp.inference.natural import FullSystem, Posterior, fit_sites
 from skgp.kernels.gram import gram, gram_diag
 from skgp.likelihoods import Likelihood
-from skgp.linalg.cholesky import cho_inverse, jittered_cholesky, reverse_cholesky, tri_solve
+from skgp.linalg.cholesky import cho_inverse, inverse_factor, jittered_cholesky, tri_solve
 from skgp.linalg.preconditioners import rp_cholesky
 from skgp.linalg.runtime import TensorState
 
@@ -276,9 +276,7 @@ def posterior_from_precision(precision: Tensor, projection: Tensor) -> tuple[Ten
     Of P (M, M) or (c, M, M) and b (M, c); O(c M^3).
     """
     precision = precision.expand(projection.shape[1], *precision.shape[-2:])
-    U = reverse_cholesky(precision).factor  # U U^T = P, so that U^-T is the factor of P^-1
-    identity = torch.eye(U.shape[-1], dtype=U.dtype, device=U.device).expand_as(U)
-    root = tri_solve(U.mT, identity, upper=False)
+    root = inverse_factor(precision)
     mean = root @ (root.mT @ projection.mT[:, :, None])
     return mean[..., 0].mT, root
 

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -27,7 +28,8 @@ from torch import Tensor
 from .defaults import DIFFERENCES, FEW_ROWS, LARGEST_SQUARE, MOST_NUMBERS
 from .distances import METRICS, far_limit, scaled_inputs, squared_differences
 from .expression import Binder, Part, check_kernel, factors
-from .gram import covariance, variance
+from .gradients import weighted_gradient
+from .gram import covariance, gram_diag, gram_tile
 from .hyperparameters import children_of
 from .leaves import LEAVES
 from .specs import ActiveDims
@@ -50,8 +52,8 @@ class GramWithGradient:
     r"""K(X, X) at many theta, and :math:`\sum_{ij} W_{ij}\, \partial k_\theta(x_i, x_j)` of each.
 
     Constants times one stationary leaf share one pass over the distances between value and
-    gradient, in closed form; any other expression, and many inputs with far rows, go through
-    autograd.
+    gradient, in closed form. Any other expression goes through `PairwiseKernel`, or of many inputs
+    without a closed form there tile by tile (:func:`skgp.kernels.gradients.weighted_gradient`).
 
     The kernel, without WhiteKernel, is asked once for its hyper-parameters; X is (n, d). Of `few`
     rows, whose differences are kept, K, W and the gradient are arrays of NumPy, in place of tensors
@@ -69,8 +71,8 @@ class GramWithGradient:
         check_kernel(kernel)
         if type(kernel) is ActiveDims:  # theta is that of the kernel within
             kernel, X = kernel.kernel, kernel.select(X)
-        self._bind, self._X = Binder(kernel), X
-        self._leaf = _stationary_leaf(self._bind.part)
+        self._kernel, self._X = kernel, X
+        self._leaf = _stationary_leaf(Binder(kernel).part)
         few = len(X) <= FEW_ROWS and len(X) * X.numel() <= DIFFERENCES
         self.few = few and X.dtype == torch.float64
         if self.few:
@@ -98,11 +100,35 @@ class GramWithGradient:
             found = evaluate(self._leaf, theta)
             if found is not None:
                 return found
-        K, of_tensor = self._by_autograd(torch.as_tensor(theta).to(self._X))
-
+        X, at = self._X, self._X.new_tensor(theta)
+        if self._pairs.in_closed_form:
+            batch, of_batch = self._pairs(at[None])
+            K, pull = batch[0], lambda W: of_batch(W[None])[0]
+        elif self.few:
+            K, pull = self._pairs(at)
+        else:
+            return self.values(theta), lambda W: weighted_gradient(self._kernel, X, X, W, at)
         if not self.few:
-            return K, of_tensor
-        return K.numpy(), lambda W: of_tensor(torch.as_tensor(W)).numpy()
+            return K, pull
+        return K.numpy(), lambda W: pull(torch.as_tensor(W)).numpy()
+
+    def values(self, theta: np.ndarray) -> Any:
+        """K (n, n) at theta alone."""
+        if self.few:
+            return self(theta)[0]
+        at = self._X.new_tensor(theta)
+        K = gram_tile(self._kernel, self._X, self._X, at)
+        # Distances by a matrix product are not quite 0 between equal rows.
+        K.diagonal().copy_(gram_diag(self._kernel, self._X, at))
+        return K
+
+    def of_many(self, theta: np.ndarray) -> tuple[Tensor, Pull]:
+        """Tensors K (k, n, n) at theta (k, n_theta), and their pullback (`PairwiseKernel`)."""
+        return self._pairs(self._X.new_tensor(theta))
+
+    @cached_property
+    def _pairs(self) -> PairwiseKernel:
+        return PairwiseKernel(self._kernel, self._X)
 
     def _of_few(self, leaf: _StationaryLeaf, theta: np.ndarray):
         """By the differences of all pairs, in arrays of NumPy."""
@@ -150,22 +176,6 @@ class GramWithGradient:
             return found
 
         return k, gradient
-
-    def _by_autograd(self, theta: Tensor):
-        theta = theta.detach().clone().requires_grad_()
-        with torch.enable_grad():
-            node = self._bind(theta, dtype=self._X.dtype, device=self._X.device)
-            K = covariance(node, self._X, None, METRICS["expand"])
-            K = K.expand(len(self._X), len(self._X))  # of a constant alone
-        value = K.detach().clone()
-        value.diagonal().copy_(variance(node, self._X).detach())  # distances by products err there
-
-        def gradient(W: Tensor) -> Tensor:
-            if not K.requires_grad:
-                return torch.zeros_like(theta)
-            return pulled_back(K, W, theta)
-
-        return value, gradient
 
 
 class _StationaryLeaf:
@@ -264,7 +274,7 @@ class PairwiseKernel:
         """Covariances (k, n, n) at theta (k, n_dims), and their pullback.
 
         The pullback maps W (k, n, n) to the gradient (k, n_dims) of the sum of W times the
-        covariances, by the logarithms theta.
+        covariances, by the logarithms theta. Without a closed form theta may be one, (n_dims,).
         """
         if self._evaluate is None:
             return self._by_autograd(theta)
@@ -273,12 +283,17 @@ class PairwiseKernel:
         empty = theta[:, :0]
         return K, lambda W: torch.cat([empty, *pull(W.reshape(len(theta), -1))], 1)
 
+    @property
+    def in_closed_form(self) -> bool:
+        """Whether no autograd is needed, and the differences are kept."""
+        return self._evaluate is not None
+
     def _by_autograd(self, theta: Tensor) -> tuple[Tensor, Pull]:
         with torch.enable_grad():
             theta = theta.detach().requires_grad_()
             node = self._bind(theta, dtype=theta.dtype, device=theta.device)
             K = covariance(node, self._X, None, METRICS["expand"])
-            K = K.expand(len(theta), self._n, self._n)
+            K = K.expand(*theta.shape[:-1], self._n, self._n)
 
         def pull(W: Tensor) -> Tensor:
             if not K.requires_grad:

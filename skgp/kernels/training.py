@@ -36,7 +36,7 @@ from skgp.linalg.cholesky import raise_diagonal_
 from .defaults import CALLED_PAIRS, CALLED_ROWS, DISTANCE_COLUMNS, LARGEST_SQUARE
 from .expression import MATERN_NU, split_noise, theta_places
 from .gram import gram, gram_diag, gram_tile
-from .pairwise import GramWithGradient, PairwiseKernel, closed_form, profile_of_few, values_of_few
+from .pairwise import GramWithGradient, closed_form, profile_of_few, values_of_few
 
 Pull = Callable[[np.ndarray], np.ndarray]  # W (p, n) to the gradients (p, d)
 
@@ -82,20 +82,14 @@ class ExpressionGram:
     def __init__(self, kernel: Kernel, X: Tensor) -> None:
         signal, white = split_noise(kernel)
         self._gram = GramWithGradient(signal, X)
-        self._pairs: PairwiseKernel | None = None
-        self.few = self._gram.few
-        X = X.cpu() if self.few else X
-        self._X, self._signal, self.device = X, signal, X.device
-        if not self._gram.in_closed_form and closed_form(signal):
-            self._pairs = PairwiseKernel(signal, X)
-        self._of_signal = self._gram if self._pairs is None else self._by_pairs
+        self.few, self.device = self._gram.few, X.device
         self._places, self._noise_place, self._noise = (
             (list(range(signal.n_dims)), None, 0.0) if white is None else theta_places(kernel)
         )
 
     def __call__(self, theta: np.ndarray) -> tuple[Any, Callable[[Any], np.ndarray]]:
         """K at theta, and the pull-back of what stands in its place to the gradient."""
-        K, of_signal = self._of_signal(theta[self._places])
+        K, of_signal = self._gram(theta[self._places])
         noise = self._noise_at(theta)
         if noise:
             K = K + 0.0
@@ -110,15 +104,6 @@ class ExpressionGram:
 
         return K, gradient
 
-    def _by_pairs(self, theta: np.ndarray) -> tuple[Any, Callable[[Any], np.ndarray]]:
-        """One theta as a batch: sums and products of leaves, in closed form."""
-        K, pull = self._pairs(torch.tensor(theta[None], device=self.device))  # type: ignore[misc]
-
-        def gradient(W: Any) -> np.ndarray:
-            return pull(torch.as_tensor(W)[None])[0].cpu().numpy()
-
-        return (K[0].numpy() if self.few else K[0]), gradient
-
     @property
     def has_many(self) -> bool:
         """Whether there is a batch: of many rows it saves nothing."""
@@ -126,9 +111,7 @@ class ExpressionGram:
 
     def of_many(self, theta: np.ndarray) -> tuple[Tensor, Callable[[Tensor], np.ndarray]]:
         """Covariances of a batch of theta (k, n_theta), and their pullback."""
-        if self._pairs is None:
-            self._pairs = PairwiseKernel(self._signal, self._X)
-        K, of_signal = self._pairs(torch.from_numpy(theta[:, self._places]))
+        K, of_signal = self._gram.of_many(theta[:, self._places])
         noise = self._noise_at(theta.T)
         if self._noise_place is not None or self._noise:
             K = K.clone()

@@ -28,6 +28,7 @@ from torch import Tensor
 
 from skgp.data import replicates
 from skgp.inference.laplace import laplace_covariance
+from skgp.inference.natural import without_site
 from skgp.inference.newton import NewtonProblem, fit_newton, newton_problem
 from skgp.inference.weights.design import StreamedDesign
 from skgp.inference.weights.posterior import AugmentedPosterior, ClassifierPosterior
@@ -239,8 +240,7 @@ def without_own(
         torch.zeros_like(part).index_add_(0, unit, part)[unit] for part in (slope, curvature)
     )
     # c_i v_i < 1 but for rounding: it is the share of the observations in their own fit.
-    left = (1 - curvature * variance).clamp_min(1e-6)
-    return latent - variance * slope / left, variance / left
+    return without_site(latent, variance, slope, curvature, least=1e-6)
 
 
 def some_columns(Y: Tensor) -> Tensor:

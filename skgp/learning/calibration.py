@@ -31,6 +31,7 @@ import torch
 from torch import Tensor
 
 from skgp.data import Data
+from skgp.inference.natural import without_site
 from skgp.inference.sparse import SparsePosterior, whitened_features
 from skgp.learning.defaults import (
     COUPLING_BETA,
@@ -39,7 +40,6 @@ from skgp.learning.defaults import (
     FEW_ROWS_COUPLING,
     FEW_ROWS_MODERATION,
     LABEL_SHARE,
-    LEAST_PRECISION,
     MODERATIONS,
 )
 from skgp.learning.selection import choose_towards
@@ -131,11 +131,8 @@ def left_out_moments(
     r"""Moments of f at each row, as if q(u) had not learned from that row.
 
     At the optimum of :math:`\sum_i w_i \ell_i + \beta \mathrm{KL}`, q(u) is the prior times one
-    Gaussian in :math:`\phi_i^T u` a row, which the derivatives of its loss tell; it is divided out.
-    With :math:`s_i` the variance of :math:`\phi_i^T u`,
-
-    .. math:: s_i' = \frac{s_i}{1 - 2 s_i w_i \partial_v \ell_i / \beta}, \qquad
-              m_i' = m_i + s_i' w_i \partial_m \ell_i / \beta, \qquad v_i' = v_i - s_i + s_i'.
+    Gaussian in :math:`\phi_i^T u` a row, of slope :math:`-w_i \partial_m \ell_i / \beta` and
+    precision :math:`2 w_i \partial_v \ell_i / \beta`, which is divided out of that variable.
 
     Hyper-parameters and inducing points stay those of all observations; one of weight w is left out
     as a whole. Both moments are (n, c), float64, on the CPU; O(c n M^2).
@@ -148,8 +145,8 @@ def left_out_moments(
         moments = mean.detach().requires_grad_(), var.detach().requires_grad_()
         loss = replace(objective, gradient="exact").data_loss(likelihood, rows, *moments)
         by_mean, by_var = torch.autograd.grad(loss / max(objective.beta, COUPLING_BETA), moments)
-    left = learned / (1 - 2 * learned * by_var).clamp_min(LEAST_PRECISION)
-    return mean + left * by_mean, var - learned + left
+    mean, left = without_site(mean, learned, -by_mean, 2 * by_var)
+    return mean, var - learned + left
 
 
 def best_coupling(

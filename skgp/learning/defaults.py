@@ -231,9 +231,6 @@ FEW_ROWS_MODERATION = 1 / 16
 COUPLINGS = (0.0, 0.25, 0.5, 0.75, 1.0)
 #: Where observations are too few to choose by.
 FEW_ROWS_COUPLING = 0.5
-#: What stays of the precision of phi'u in a leave-one-out moment: all could go where a fit stopped
-#: early.
-LEAST_PRECISION = 0.01
 #: Below it the divergence holds nothing, and an observation left out would be all there was.
 COUPLING_BETA = 1e-3
 

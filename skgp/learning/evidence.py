@@ -31,6 +31,7 @@ from skgp.data import Data
 from skgp.kernels.expression import split_noise, split_theta, theta_places
 from skgp.kernels.gram import gram
 from skgp.kernels.pairwise import GramWithGradient
+from skgp.linalg import NotPositiveDefiniteError
 from skgp.linalg.cholesky import cho_inverse, cho_solve, jittered_cholesky, log_det, raise_diagonal_
 from skgp.linalg.runtime import to_arrays
 from skgp.linalg.small_matrices import gather_rows
@@ -87,13 +88,42 @@ class ExactEvidence:
 
     def value(self, theta: np.ndarray) -> float:
         """The log marginal likelihood alone, in nats; as `__call__`."""
-        *_, L = self._factored(theta)
+        L = _factor(self._gram.values(theta[self._places]), self._noise_at(theta) / self._weight)
         return float(self._value(theta, L, cho_solve(L, self._y)))
+
+    @torch.no_grad()
+    def of_many(self, theta: np.ndarray, *, slope: bool) -> tuple[np.ndarray, np.ndarray | None]:
+        """Values (k,) at theta (k, n_theta), and gradients if `slope`, of few rows y (n,).
+
+        NaN without a Cholesky factor.
+        """
+        data, at = self.data, self.data.X.new_tensor(theta)
+        noise = self.noise_variance(at)  # (k, 1)
+        K, of_signal = self._gram.of_many(theta[:, self._places])
+        A = K.clone()
+        A.diagonal(dim1=-2, dim2=-1).add_(data.row_noise(noise))
+        L = _factors(A)
+        y = data.y[:, None].expand(len(at), -1, -1)
+        alpha = cho_solve(L, y)  # (k, n, 1)
+        value = log_density(L, y, alpha) + data.log_power(noise).sum(-1)
+        if not slope:
+            return value.cpu().numpy(), None
+        W = slope_(cho_inverse(L), alpha)
+        gradient = torch.zeros_like(at)
+        gradient[:, self._places] = of_signal(W)
+        if self.noise_place is not None:
+            diagonal = W.diagonal(dim1=-2, dim2=-1)
+            gradient[:, self.noise_place] = data.noise_gradient(diagonal, noise)
+        values, gradients = to_arrays(value, gradient)
+        return values, gradients
 
     def __call__(self, theta: np.ndarray) -> EvidenceAt:
         """Evaluate at theta (n_theta,); a NotPositiveDefiniteError without a Cholesky factor."""
         data, place = self.data, self.noise_place
-        row_noise, of_signal, L = self._factored(theta)
+        row_noise = self._noise_at(theta) / self._weight
+        K, of_signal = self._gram(theta[self._places])
+        L = _factor(K, row_noise)
+        del K
         alpha = cho_solve(L, self._y)
         value = self._value(theta, L, alpha)
         inverse = cho_inverse(L)
@@ -117,16 +147,14 @@ class ExactEvidence:
         """A sum, which is a float where K is an array."""
         return float(total) if self._gram.few else total
 
+    def noise_variance(self, theta: Tensor) -> Tensor:
+        """(..., 1) at theta (..., n_theta)."""
+        if self.noise_place is None:
+            return theta.new_full((*theta.shape[:-1], 1), self._noise)
+        return theta[..., self.noise_place, None].exp()
+
     def _noise_at(self, theta: np.ndarray) -> float:
         return self._noise if self.noise_place is None else math.exp(theta[self.noise_place])
-
-    def _factored(self, theta: np.ndarray) -> tuple[Any, Any, Any]:
-        """Noises (n,) of distinct inputs, the pullback of K, and L (n, n) of A = L L'."""
-        row_noise = self._noise_at(theta) / self._weight
-        K, of_signal = self._gram(theta[self._places])
-        A = K + 0.0
-        raise_diagonal_(A, row_noise)
-        return row_noise, of_signal, jittered_cholesky(A).factor
 
     def _value(self, theta: np.ndarray, L: Any, alpha: Any) -> Any:
         """Of distinct inputs, and of the scatter within them."""
@@ -135,6 +163,24 @@ class ExactEvidence:
             return value
         noise = data.y.new_full((), self._noise_at(theta))
         return value + self._like_K(data.log_power(noise).sum())
+
+
+def _factor(K: Any, row_noise: Any, **options: Any) -> Any:
+    """L (n, n) of A = K + diag(noise) = L L'; K is left as it is."""
+    A = K + 0.0
+    raise_diagonal_(A, row_noise)
+    return jittered_cholesky(A, **options).factor
+
+
+def _factors(A: Tensor) -> Tensor:
+    """Cholesky factors (k, n, n), of which those that have none are NaN."""
+    L, info = torch.linalg.cholesky_ex(A)
+    for i in info.nonzero()[:, 0].tolist():
+        try:
+            L[i] = jittered_cholesky(A[i]).factor
+        except NotPositiveDefiniteError:
+            L[i] = math.nan
+    return L
 
 
 class TargetsEvidence:
@@ -168,10 +214,7 @@ class TargetsEvidence:
         """Minus the log marginal likelihood at theta (n_theta,), in nats, and its gradient."""
         Y, row_noise = self._arrays
         K, gradient = self._gram(theta)
-        A = K + 0.0
-        raise_diagonal_(A, row_noise)
-        L = jittered_cholesky(A, max_jitter=0.0).factor
-        del A
+        L = _factor(K, row_noise, max_jitter=0.0)
         alpha = cho_solve(L, Y)
         return -float(log_density(L, Y, alpha)), -gradient(slope_(cho_inverse(L), alpha))
 

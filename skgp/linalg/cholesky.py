@@ -115,6 +115,13 @@ def reverse_cholesky(A: Tensor) -> CholeskyResult:
     return CholeskyResult(lower.flip(-2, -1), jitter)
 
 
+def inverse_factor(A: Tensor) -> Tensor:
+    """Lower Cholesky factor of the inverse of A (..., n, n), by `reverse_cholesky`; O(n^3)."""
+    U = reverse_cholesky(A).factor
+    identity = torch.eye(U.shape[-1], dtype=U.dtype, device=U.device).expand_as(U)
+    return tri_solve(U.mT, identity, upper=False)
+
+
 def cho_solve(L: Tensor, B: Tensor) -> Tensor:
     r"""Solve :math:`L L^T X = B` for the lower factor L (..., n, n); O(n^2 k).
 
@@ -192,7 +199,12 @@ def _smallest_jitter(A: Tensor, max_jitter: float) -> Tensor:
         if not pending.any():
             break
     else:
-        raise NotPositiveDefiniteError(_failure_message(A, scale, pending, max_jitter))
+        raise NotPositiveDefiniteError(
+            f"{int(pending.sum())} of {len(A)} matrices of size {A.shape[-1]} ({A.dtype}, smallest "
+            f"mean diagonal {float(scale.min()):.3g}) not positive definite with "
+            f"max_jitter={max_jitter:g} times the mean diagonal added. "
+            + _cause(A[pending][0], max_jitter)
+        )
     return relative * scale
 
 
@@ -212,15 +224,6 @@ def _escalation(smallest: float, largest: float) -> Iterator[float]:
         yield smallest
         smallest *= 10
     yield largest
-
-
-def _failure_message(A: Tensor, scale: Tensor, pending: Tensor, max_jitter: float) -> str:
-    return (
-        f"{int(pending.sum())} of {len(A)} matrices of size {A.shape[-1]} ({A.dtype}, smallest "
-        f"mean diagonal {float(scale.min()):.3g}) not positive definite with "
-        f"max_jitter={max_jitter:g} times the mean diagonal added. "
-        + _cause(A[pending][0], max_jitter)
-    )
 
 
 def _cause(A: Tensor, max_jitter: float) -> str:

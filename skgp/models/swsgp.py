@@ -67,6 +67,7 @@ from skgp.inference.natural import (
     fit_sites,
     natural_steps,
     unsettled,
+    without_site,
 )
 from skgp.inference.neighbors.conditionals import Tiles
 from skgp.inference.neighbors.posterior import SWSGPState
@@ -335,9 +336,9 @@ class _Fitter:
     def _left_out(self, state: SWSGPState, system: FullSystem, found: SitesFit) -> LeftOut:
         """The cavity of each label: its site is divided out of q."""
         mean, var = system.moments(found.q)
-        left = 1 / (1 / var - found.sites.precision).clamp_min(0.01 / var)
-        mean = state.offset + left * (mean / var - found.sites.shift)
-        return LeftOut(self.data.y, mean, left, self.data.weight)
+        precision, shift = found.sites.precision, found.sites.shift
+        mean, left = without_site(mean, var, shift - precision * mean, precision)
+        return LeftOut(self.data.y, state.offset + mean, left, self.data.weight)
 
     def _adam(self, state: SWSGPState, kl_weight: float) -> tuple[SWSGPState, int]:
         """Algorithm 1."""

@@ -85,6 +85,7 @@ import torch
 from torch import Tensor
 
 from skgp.data import Data
+from skgp.inference.natural import without_site
 from skgp.inference.vecchia.hessian import DenseHessian
 from skgp.inference.vecchia.laplace import LatentMode
 from skgp.inference.vecchia.neighbors import order_of
@@ -93,7 +94,6 @@ from skgp.learning.calibration import best_calibration, choose_moderation
 from skgp.learning.classification_hyperparameters import stratified_order
 from skgp.learning.defaults import (
     FEW_ROWS_MODERATION,
-    LEAST_PRECISION,
     VECCHIA_INDUCING,
     VECCHIA_LEFT_OUT,
 )
@@ -273,13 +273,8 @@ def calibrated(
 
 @torch.no_grad()
 def left_out(mode: LatentMode) -> tuple[Tensor, Tensor]:
-    r"""Moments (n, c) of f at each point without its own observation.
-
-    Without the site of slope g and curvature W, f of posterior variance C has the variance
-    :math:`v = C / (1 - C W)` and the mean :math:`\hat f - v g`.
-    """
+    """Moments (n, c) of f at each point without its own observation."""
     root, (N, c) = mode.root, mode.weights.shape
     spread = DenseHessian(root, mode.curvature).spread()
     C = root.matmul(spread.reshape(N, -1)).reshape(root.n_rows, c, -1).square().sum(2)
-    var = C / (1 - C * mode.curvature).clamp_min(LEAST_PRECISION)
-    return mode.latent - var * mode.problem.slope(mode.latent), var
+    return without_site(mode.latent, C, mode.problem.slope(mode.latent), mode.curvature)

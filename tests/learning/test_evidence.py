@@ -4,7 +4,13 @@ import numpy as np
 import pytest
 import torch
 from sklearn.gaussian_process import GaussianProcessRegressor
-from sklearn.gaussian_process.kernels import RBF, ConstantKernel, Matern, WhiteKernel
+from sklearn.gaussian_process.kernels import (
+    RBF,
+    ConstantKernel,
+    Matern,
+    RationalQuadratic,
+    WhiteKernel,
+)
 
 from skgp.data import Data, merge_replicates
 from skgp.kernels import ActiveDims, split_noise
@@ -24,6 +30,7 @@ KERNELS = {
     "fixed amplitude": lambda: ConstantKernel(1.5, "fixed") * RBF([1.0, 0.4]) + WhiteKernel(0.1),
     "noise first": lambda: WhiteKernel(0.2) + 0.5 * Matern([2.0, 1.0], nu=1.5),
     "sum": lambda: RBF(0.9) + WhiteKernel(0.2) + 0.5 * Matern(2.0, nu=2.5),
+    "no closed form": lambda: 1.3 * RationalQuadratic(1.4, 0.8) * RBF(2.0) + WhiteKernel(0.2),
     "columns": lambda: ActiveDims(1.3 * Matern(0.8, nu=1.5), [1]) + WhiteKernel(0.2),
 }
 each_kernel = pytest.mark.parametrize("name", KERNELS)
@@ -67,6 +74,21 @@ def test_evidence_of_merged_rows_is_that_of_the_rows_written_out(name, few_rows,
     found = ExactEvidence(kernel, merged)(kernel.theta)
     np.testing.assert_allclose(found.value, value, rtol=1e-8)
     np.testing.assert_allclose(found.gradient, gradient, rtol=1e-6, atol=1e-6)
+
+
+@each_kernel
+def test_evidence_side_by_side_and_values_alone_are_those_one_by_one(name, few_rows, rng):
+    kernel, (X, y) = KERNELS[name](), problem(rng)
+    X[20:] = X[:10]
+    evidence = ExactEvidence(kernel, merge_replicates(X, y, None, torch.device("cpu")))
+    theta = kernel.theta + 0.3 * rng.standard_normal((3, kernel.n_dims))
+    each = [evidence(at) for at in theta]
+    values, gradients = evidence.of_many(theta, slope=True)
+    expected = [found.value for found in each]
+    np.testing.assert_allclose(values, expected, rtol=1e-9)
+    np.testing.assert_allclose(evidence.of_many(theta, slope=False)[0], expected, rtol=1e-9)
+    np.testing.assert_allclose([evidence.value(at) for at in theta], expected, rtol=1e-9)
+    np.testing.assert_allclose(gradients, [e.gradient for e in each], rtol=1e-7, atol=1e-8)
 
 
 @each_kernel

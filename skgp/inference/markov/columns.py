@@ -82,7 +82,8 @@ class SeriesColumns:
         v, start = torch.empty_like(C), self._zeros(C)
         for tile in self._tiles(C):
             v[..., tile], start = self._forward(tile, C[..., tile], start)
-        return self._gather(v), self._chunks.gather(self._g)
+        v = v.transpose(-1, -2).flatten(1)[:, : self._chunks.n].T
+        return v, self._chunks.gather(self._g)
 
     def filtered(self, C: Tensor) -> Tensor:
         """States (d, S, n) of columns (n, S) after each point."""
@@ -205,9 +206,6 @@ class SeriesColumns:
         length, count = self._chunks.length, self._chunks.count
         padded = torch.nn.functional.pad(C.T, (0, length * count - len(C)))
         return padded.unflatten(1, (count, length)).transpose(1, 2).contiguous()
-
-    def _gather(self, C: Tensor) -> Tensor:
-        return C.transpose(-1, -2).flatten(1)[:, : self._chunks.n].T
 
 
 def between(dynamics: Dynamics, times: Tensor, states: ColumnStates, x: Tensor) -> Tensor:

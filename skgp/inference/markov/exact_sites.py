@@ -134,7 +134,6 @@ class _ShortBound(SeriesBound):
         )
 
     def infer(self, beta: Any, weight: Any) -> tuple[Any, tuple[float, ...]] | None:
-        """As of `SeriesBound`."""
         prior = self._exact.prior
         assert prior is not None
         if not prior.suits(weight):
@@ -152,7 +151,6 @@ class _ShortBound(SeriesBound):
         return found, (sites_mean(beta, weight, mean, var, centre), -found.log_normalizer)
 
     def __call__(self, beta: Any, weight: Any) -> SiteFit | None:
-        """Evaluate the bound."""
         point = super().__call__(beta, weight)
         if point is None:
             return None
@@ -161,7 +159,6 @@ class _ShortBound(SeriesBound):
         return replace(point, **rows)
 
     def collect(self, rows: Any) -> Any:
-        """Sums at each time, (m,)."""
         rows = np.asarray(rows)
         rows = rows if self._weight is None else rows * self._weight
         if self._index is None:
@@ -169,11 +166,9 @@ class _ShortBound(SeriesBound):
         return np.bincount(self._index, rows, len(self.series.times))
 
     def fit(self, expected: Any) -> float:
-        """Weighted sum of the rows' expected log-densities (n,)."""
         return float(self.collect(expected).sum())
 
     def moments(self, point: SiteFit) -> tuple[Any, Any]:
-        """At each time."""
         return point.posterior.mean.numpy(), point.posterior.var.numpy()
 
 

@@ -51,6 +51,7 @@ from torch import Tensor
 
 from skgp.inference import defaults
 from skgp.inference.markov.series import Series
+from skgp.inference.natural import without_site
 from skgp.kernels.sde import Dynamics
 from skgp.likelihoods import Likelihood
 from skgp.linalg.runtime import Callback, namespace
@@ -116,14 +117,11 @@ def left_out_moments(
 ) -> tuple[Tensor, Tensor]:
     r"""Moments of f at each row, the row's own site divided out.
 
-    Where the sites have converged, that of a row is :math:`\omega = -E_q[\partial^2 \log p]`,
-    :math:`\beta = E_q[\partial \log p] + \omega m`, so that
-
-    .. math:: v' = \frac{v}{1 - \omega v}, \qquad m' = m - v' E_q[\partial \log p].
-
-    Exact leave-one-out for a site at every time, given those of the others and the
-    hyper-parameters. Of inducing states it takes the row to tell of f and not of their projection:
-    the same where they are dense enough.
+    Where the sites have converged, that of a row has the precision
+    :math:`-E_q[\partial^2 \log p]`, and the slope :math:`E_q[\partial \log p]` at m. Exact
+    leave-one-out for a site at every time, given those of the others and the hyper-parameters. Of
+    inducing states it takes the row to tell of f and not of their projection: the same where they
+    are dense enough.
 
     `mean` and `var` (n,) are those of f under q, prior mean included. Of a `weight` (n,) one unit
     is left out, or what there is: a weight of 2 equals the row given twice.
@@ -132,8 +130,7 @@ def left_out_moments(
     if weight is not None:
         left = weight.clamp_max(1.0)
         slope, curvature = left * slope, left * curvature
-    cavity = var / (1 + curvature * var).clamp_min(defaults.LEAST_SHARE)
-    return mean - cavity * slope, cavity
+    return without_site(mean, var, slope, -curvature)
 
 
 @dataclass(frozen=True)

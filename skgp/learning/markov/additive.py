@@ -308,7 +308,6 @@ class _RegressionBound(SeriesBound):
     def infer(
         self, beta: Tensor, weight: Tensor
     ) -> tuple[RegressionPosterior, tuple[float, ...]] | None:
-        """As of `SeriesBound`."""
         series: Any = self.series
         centre = centres(beta, weight)
         try:

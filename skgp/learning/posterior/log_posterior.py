@@ -13,23 +13,16 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-import torch
 from scipy.special import ndtr, ndtri
-from torch import Tensor
 
 from skgp.data import Data
 from skgp.kernels import split_noise
-from skgp.kernels.expression import Binder, built_in, theta_places
-from skgp.kernels.gradients import weighted_gradient
-from skgp.kernels.gram import evaluate_tile, variance
+from skgp.kernels.expression import built_in, theta_places
 from skgp.kernels.hyperparameters import bounds_of, n_dims_of
-from skgp.kernels.pairwise import PairwiseKernel
 from skgp.learning.evidence import ExactEvidence
 from skgp.learning.posterior import defaults as tuned
 from skgp.learning.posterior.priors import Priors
 from skgp.linalg import NotPositiveDefiniteError
-from skgp.linalg.cholesky import cho_inverse, jittered_cholesky
-from skgp.linalg.runtime import to_arrays
 from skgp.priors import Prior
 
 
@@ -61,10 +54,10 @@ class Density:
 
 
 class LogPosterior(Density):
-    """Log posterior density of u, by Cholesky factorisation; picklable.
+    """Log posterior density of u, by Cholesky factorisation (`ExactEvidence`); picklable.
 
-    A density costs a kernel matrix and :math:`n^3 / 3` flops, its gradient about four times that;
-    they hold two and three n x n matrices. Few observations are evaluated at many u side by side.
+    A density costs a kernel matrix and :math:`n^3 / 3` flops, its gradient about four times that.
+    Few observations are evaluated at many u side by side.
     """
 
     def __init__(
@@ -92,31 +85,20 @@ class LogPosterior(Density):
         self.bounds = bounds_of(kernel)  # (n_dims, 2), of u
         self.medians = np.log([prior.median for prior in self.priors])  # (n_dims,), logarithms
         self.prior_covariance = self.priors.covariance  # (n_dims, n_dims), of u
-        # Kernel objects take longer to ask than a small matrix to factor: they are asked once.
-        self.signal, self._bind, self._built_in = signal, Binder(signal), built_in(signal)
-        # Places of its hyper-parameters and of the noise in u; None where the noise is fixed.
-        self.places, self.noise_place, self._noise = theta_places(kernel)
+        self.signal, self.places = signal, theta_places(kernel)[0]
 
     def __getstate__(self) -> dict[str, Any]:
-        return {k: v for k, v in vars(self).items() if k not in ("_pairwise", "_evidence")}
+        return {k: v for k, v in vars(self).items() if k != "exact"}
 
     @cached_property
-    def _pairwise(self) -> PairwiseKernel:
-        """The signal over the data; made again where the posterior was pickled."""
-        return PairwiseKernel(self.signal, self.data.X)
-
-    @cached_property
-    def _evidence(self) -> ExactEvidence | None:
-        """Of few observations and closed forms, which one u after the other takes less time."""
-        if not self.batched:
-            return None
-        found = ExactEvidence(self.kernel, self.data)
-        return found if found.in_closed_form else None
+    def exact(self) -> ExactEvidence:
+        """The log marginal likelihood; made again where the posterior was pickled."""
+        return ExactEvidence(self.kernel, self.data)
 
     @property
     def batched(self) -> bool:
         """Whether many u are evaluated at once."""
-        return len(self.data.y) <= tuned.FEW_ROWS and self._built_in
+        return len(self.data.y) <= tuned.FEW_ROWS and built_in(self.signal)
 
     # ---- prior and posterior: -inf, and a gradient of 0, outside the bounds and where the kernel
     # matrix cannot be factored
@@ -162,105 +144,33 @@ class LogPosterior(Density):
         """Log marginal likelihood at u (n_dims,), in nats; NaN where it has none."""
         return float(self._likelihoods(np.asarray(u, dtype=float)[None], slope=False)[0][0])
 
-    @torch.no_grad()
     def _likelihoods(self, u: np.ndarray, slope: bool) -> tuple[np.ndarray, np.ndarray | None]:
-        r"""Log likelihoods (k,) at u (k, n_dims), NaN where there is none, and gradients.
+        """Log likelihoods (k,) at u (k, n_dims), NaN where there is none, and gradients.
 
-        :math:`\partial / \partial A = \tfrac12 (\alpha \alpha^T - A^{-1}) = W` (Rasmussen and
-        Williams, 2006, eq. 5.9): (k, n, n) at once of few observations, and one n x n with a closed
-        form a tile of many.
+        Side by side of few observations, unless closed forms take less time one after the other.
         """
-        data, place, X = self.data, self.noise_place, self.data.X
-        evidence = self._evidence
-        if evidence is not None and (slope or len(data.y) > tuned.SIDE_BY_SIDE):
-            return self._one_by_one(evidence, u, slope)
-        theta = X.new_tensor(u)
-        noise = self.noise_variance(theta)  # (k, 1)
-        if self.batched:
-            K, pull = self._pairwise(theta[:, self.places])
-            L = self._factors(K, noise)
-        else:
-            L = self._factor(theta[0], noise[0])[None]
-        if slope:
-            alpha = torch.cholesky_solve(data.y[:, None], L)  # (k, n, 1)
-            quadratic = (data.y @ alpha)[:, 0]
-        else:  # half the time
-            half = torch.linalg.solve_triangular(L, data.y[:, None], upper=False)
-            quadratic = half.square().sum((-2, -1))
-        value = -0.5 * quadratic - L.diagonal(dim1=-2, dim2=-1).log().sum(-1)
-        value -= 0.5 * len(data.y) * math.log(2 * math.pi)
-        value += data.log_power(noise).sum(-1)
-        if not slope:
-            return value.cpu().numpy(), None
-        W = cho_inverse(L)
-        del L
-        if self.batched:
-            W.neg_().add_(alpha @ alpha.mT).mul_(0.5)
-            of_signal = pull(W)
-        else:
-            W[0].neg_().addr_(alpha[0, :, 0], alpha[0, :, 0]).mul_(0.5)
-            of_signal = weighted_gradient(self.signal, X, X, W[0], theta[0, self.places])[None]
-        gradient = torch.zeros_like(theta)
-        gradient[:, self.places] = of_signal
-        if place is not None:
-            gradient[:, place] = self.noise_gradient(W.diagonal(dim1=-2, dim2=-1), noise)
-        values, gradients = to_arrays(value, gradient)
-        return values, gradients
-
-    def _try(self, theta: Tensor) -> None:
-        """Raise the error of a covariance that has no factor."""
-        self._factor(theta, self.noise_variance(theta))
-
-    @staticmethod
-    def _one_by_one(evidence: ExactEvidence, theta: np.ndarray, slope: bool):
-        """As `_likelihoods`, of closed forms."""
-        values, gradients = np.full(len(theta), math.nan), np.zeros_like(theta)
-        for i, each in enumerate(theta):
+        exact = self.exact
+        alone = exact.in_closed_form and (slope or len(self.data.y) > tuned.SIDE_BY_SIDE)
+        if self.batched and not alone:
+            return exact.of_many(u, slope=slope)
+        values, gradients = np.full(len(u), math.nan), np.zeros_like(u)
+        for i, each in enumerate(u):
             with suppress(NotPositiveDefiniteError):
                 if slope:
-                    values[i], gradients[i], *_ = evidence(each)
+                    values[i], gradients[i], *_ = exact(each)
                 else:
-                    values[i] = evidence.value(each)
+                    values[i] = exact.value(each)
         return values, gradients if slope else None
 
-    def noise_variance(self, theta: Tensor) -> Tensor:
-        """(..., 1) at theta (..., n_dims)."""
-        if self.noise_place is None:
-            return theta.new_full((*theta.shape[:-1], 1), self._noise)
-        return theta[..., self.noise_place, None].exp()
-
-    def noise_gradient(self, diagonal: Tensor, noise: Tensor) -> Tensor:
-        """By the logarithm of the noise (..., 1), given the diagonal (..., n) of W."""
-        gradient = (diagonal * self.data.row_noise(noise)).sum(-1)
-        return gradient + self.data.log_power_slope(noise)
-
-    def _factors(self, K: Tensor, noise: Tensor) -> Tensor:
-        """Cholesky factors (k, n, n) of the covariances of y; NaN where there is none."""
-        A = K.clone()
-        A.diagonal(dim1=-2, dim2=-1).add_(self.data.row_noise(noise))
-        L, info = torch.linalg.cholesky_ex(A)
-        for i in info.nonzero()[:, 0].tolist():
-            try:
-                L[i] = jittered_cholesky(A[i]).factor
-            except NotPositiveDefiniteError:
-                L[i] = math.nan
-        return L
-
-    def _factor(self, theta: Tensor, noise: Tensor) -> Tensor:
-        """Cholesky factor (n, n) of the covariance of y."""
-        X = self.data.X
-        node = self._bind(theta[self.places], dtype=X.dtype, device=X.device)
-        A = evaluate_tile(node, X, X, X.new_empty(len(X), len(X)))
-        # Distances by a matrix product are not quite 0 between equal rows.
-        A.diagonal().copy_(variance(node, X) + self.data.row_noise(noise))
-        return jittered_cholesky(A).factor
+    def _try(self, u: np.ndarray) -> None:
+        """Raise the error of a covariance that has no factor."""
+        self.exact.value(u)
 
     def why_it_vanishes(self, u: np.ndarray) -> str:
         """What to tell a user where it vanishes at u (n_dims,) and all other starts."""
-        theta = self.data.X.new_tensor(u)
         why = "its log-density is not finite; check the priors and the scale of X."
         try:
-            self._try(theta)
+            self._try(u)
         except NotPositiveDefiniteError as error:
             why = f"{error} A WhiteKernel of a higher noise_level_bounds helps in any case."
         at = self.kernel.clone_with_theta(u)

@@ -271,8 +271,8 @@ class NeighborPosterior(LogPosterior):
         values, gradients = zip(*found, strict=True)
         return np.array(values), np.array(gradients)
 
-    def _try(self, theta: Tensor) -> None:
-        self.evidence.log_density(theta.cpu().numpy())
+    def _try(self, u: np.ndarray) -> None:
+        self.evidence.log_density(u)
 
 
 def of_its_own(rng: np.random.Generator) -> torch.Generator:

@@ -133,9 +133,9 @@ class StochasticGradient:
     ) -> GradientEstimate:
         """Gradient of the log posterior at u; a NumericalWarning as :func:`ulisse`."""
         u = np.asarray(u, dtype=float)
-        posterior, place = self.posterior, self.posterior.noise_place
+        posterior, place = self.posterior, self.posterior.exact.noise_place
         theta = posterior.data.X.new_tensor(u)
-        noise, theta = posterior.noise_variance(theta), theta[posterior.places]
+        noise, theta = posterior.exact.noise_variance(theta), theta[posterior.places]
         self.operator.set_theta(theta)
         D = posterior.data.row_noise(noise).to(self._y)  # (n,)
         nystrom = _Nystrom(posterior.signal, theta, self._pivots, self.operator)
@@ -162,7 +162,7 @@ class StochasticGradient:
         of_noise = (U * V).double().sum(0)  # (n,)
         signal_P, of_noise_P = nystrom.control(P, v)
         gradient = posterior.prior_gradient(u)
-        by_noise = posterior.noise_gradient(of_noise - of_noise_P, noise)
+        by_noise = posterior.data.noise_gradient(of_noise - of_noise_P, noise)
         slopes = to_arrays(signal - signal_P, by_noise)
         gradient[posterior.places] += slopes[0]
         if place is not None:
