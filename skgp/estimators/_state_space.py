@@ -66,8 +66,8 @@ class StateSpaceGPRegressor(
         Laplace's approximation of their posterior; of 40 to 3000 times over such about the optimum.
         Several columns: a kernel of which each column gets a copy, or a sum of
         `skgp.kernels.ActiveDims` of one column each; None is a Matern 3/2 each, of one variance
-        and, in units of the ranges, one length scale for all columns where the evidence gains no
-        nat a column by their own, which have a prior.
+        and, in units of the ranges, one length scale for all columns, or of their own, with a
+        prior, where the evidence gains enough by those that then matter.
     {time}
     covariates : {"auto"} or dict, default="auto"
         Kinds of the columns beside the times, by name or position: "linear" for a slope, "flag" for

@@ -30,7 +30,7 @@ class StateSpaceGPClassifier(StateSpaceMixin, StreamingGPClassifier):
     ----------
     kernel : Kernel or None, default=None
         As of `StateSpaceGPRegressor`, without a WhiteKernel; None has trends and seasons of two
-        classes, and no priors.
+        classes, and no priors; of several columns also one variance and length scale, or their own.
     {time}
     covariates : {"auto"} or dict, default="auto"
         Kinds of the columns beside the times, as of `StateSpaceGPRegressor`.

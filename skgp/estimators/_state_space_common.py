@@ -202,9 +202,7 @@ class StateSpaceMixin(IndexedOutput, SeriesInputs):
         callback, process = StopRecorder(callback), self._process_columns(X)
         one, start = process.shape[1] == 1, None
         signals = process_kernels(process, given, self._start_variance, weight)
-        # Additive noise is relative to standardised targets; latent functions of labels and counts
-        # have no such unit, and their variances none that a prior could know.
-        prior = signals if self.kernel is None and likelihood.is_additive else None
+        prior = signals if self.kernel is None else None
         if self._goes_on:
             signals, start = self._warm(process.shape[1])
         self._columns = list(range(X.shape[1]))

@@ -122,15 +122,16 @@ def _refuse_masked(values: Any, name: str) -> None:
 
 def _check_targets(y: Any, numeric: bool) -> None:
     """ValueError of targets without a value; if `numeric` of text and dates, too."""
-    found = _first_text(y) if numeric else None
-    if found is not None:
+    values = np.asarray(y)
+    # Of objects scikit-learn makes numbers, of arrays of text not even where they spell numbers.
+    text = values.ravel()[:1].tolist() if values.dtype.kind in "SU" else [_first_text(values)]
+    if numeric and text not in ([], [None]):
         raise ValueError(
-            f"y holds text, such as {found!r}, where a regressor needs numbers. Take a classifier "
-            "if these are labels, or convert them by y.astype(float)."
+            f"y holds text, such as {text[0]!r}, where a regressor needs numbers. Take a "
+            "classifier if these are labels, or convert them by y.astype(float)."
         )
     if numeric:
         refuse_dates(y)
-    values = np.asarray(y)
     objects = values.dtype == object
     missing = absent(values.ravel()).reshape(values.shape) if objects else values != values
     if np.any(missing):

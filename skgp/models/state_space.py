@@ -80,7 +80,12 @@ from skgp.kernels.sde import StateSpace, state_space
 from skgp.learning.defaults import LEAST_EFFECT
 from skgp.learning.markov.additive import BinnedEvidence, RowsElbo, RowsEvidence, left_by_terms
 from skgp.learning.markov.averaging import Average
-from skgp.learning.markov.choice import choose_kernel, climb_columns
+from skgp.learning.markov.choice import (
+    apart_if_likelier,
+    choose_kernel,
+    climb_columns,
+    common_columns,
+)
 from skgp.learning.markov.defaults import CHOICE_ITER, FEW_ADDITIVE_ROWS
 from skgp.learning.markov.search import Component, Search, maximise
 from skgp.learning.markov.series_search import (
@@ -218,7 +223,7 @@ def fit_additive(
     """
     gaussian, few = likelihood.is_gaussian, len(data) <= FEW_ADDITIVE_ROWS
     joint = posterior == "joint" or (posterior == "auto" and (gaussian or few))
-    if search.get("optimise", True) and search.get("prior") is None:
+    if search.get("optimise", True) and not (search.get("prior") and likelihood.is_additive):
         search["others"] = partial(column_starts, kernels, data, likelihood)
     few = few and bins is None
     bins = make_bins(data.X, data.weight, n_bins=n_bins) if bins is None else bins
@@ -292,7 +297,7 @@ def _climb(
     else:
         others = None
     found = Search([Component(kernel) for kernel in kernels], parameters, 0.0)
-    if optimise and prior is not None:
+    if optimise and prior is not None and likelihood.is_additive:
         found = climb_columns(found.components, objective, likelihood, prior, **options)
     elif optimise:
         options["amplitudes"] = True
@@ -303,6 +308,10 @@ def _climb(
             if rival.value > found.value + LEAST_EFFECT * objective.total:
                 options["parameters"] = rival.parameters
                 found = maximise(rival.components, objective, likelihood, **options)
+        if prior is not None and not callback.stopped:
+            ends = {name: options[name] for name in ("max_iter", "tol", "callback")}
+            together = common_columns(objective, likelihood, prior, **ends)
+            found = apart_if_likelier(found, together, objective, likelihood)
     with torch.no_grad():
         last = objective([each.dynamics() for each in found.components], found.parameters)
     if last.value == -math.inf:

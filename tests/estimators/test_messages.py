@@ -247,6 +247,12 @@ def test_columns_of_dates_are_named(name):
 def test_targets_of_text_are_for_classifiers(name):
     with pytest.raises(ValueError, match="y holds text, such as 'no', .*classifier"):
         getattr(skgp, name)().fit(X, np.where(Y > 0.5, "yes", "no"))
+    for text in (Y.astype(str), Y.astype(bytes)):  # numbers, but of a dtype without arithmetic
+        with pytest.raises(ValueError, match=r"y holds text, .*y\.astype\(float\)"):
+            getattr(skgp, name)().fit(X, text)
+    model = getattr(skgp, name)().fit(X, Y)
+    with pytest.raises(ValueError, match="y holds text"):
+        model.log_predictive_density(X, Y.astype(str))
 
 
 def test_braces_of_derived_classes_are_left():

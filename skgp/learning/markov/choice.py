@@ -252,10 +252,8 @@ def climb_columns(
     likelihood where these are given. `ends` are ``max_iter``, ``tol`` and a ``callback`` that tells
     if it has `stopped`.
     """
-    together = None
-    if objective.total <= defaults.FEW_ADDITIVE_ROWS:
-        climb = CommonClimb(prior, objective, likelihood)
-        together = climb.run(climb.start(), **ends)
+    together = common_columns(objective, likelihood, prior, **ends)
+    if together is not None:
         prior = together.components
         if ends["callback"].stopped:
             return together
@@ -266,7 +264,33 @@ def climb_columns(
         parameters += math.log(defaults.PRIOR_START_NOISE) * likelihood.is_gaussian
     options: dict[str, Any] = {"parameters": parameters, "amplitudes": True, **ends}
     apart = maximise(kernels, objective, likelihood, prior=prior, **options)
+    return apart_if_likelier(apart, together, objective, likelihood)
+
+
+def common_columns(
+    objective: Objective, likelihood: Likelihood, prior: Sequence[Any], **ends: Any
+) -> Search | None:
+    """The maximum of common factors of the kernels of a `prior`; None of many rows."""
+    if objective.total > defaults.FEW_ADDITIVE_ROWS:
+        return None
+    climb = CommonClimb(prior, objective, likelihood)
+    return climb.run(climb.start(), **ends)
+
+
+def apart_if_likelier(
+    apart: Search, together: Search | None, objective: Objective, likelihood: Likelihood
+) -> Search:
+    r"""Hyper-parameters of each column, or common ones where these do not gain enough.
+
+    k of c columns, those with a hundredth of the variance or more, have to gain some nats each and
+    :math:`\log(c / k)`, which says which of the columns they are; or a nat for each of the c.
+    """
     if together is None:
         return apart
     gain = evidence_at(apart, objective, likelihood) - evidence_at(together, objective, likelihood)
-    return apart if gain >= defaults.COLUMN_NATS * len(kernels) else together
+    blocks = [[pair[1] for pair in each.dynamics().blocks] for each in apart.components]
+    variances = np.array([sum(float(block.variance) for block in each) for each in blocks])
+    n_kept = int((variances >= defaults.LEAST_SHARE * variances.sum()).sum())
+    n_columns = len(variances)
+    least = n_kept * (defaults.COLUMN_NATS + math.log(n_columns / max(n_kept, 1)))
+    return apart if gain >= min(least, n_columns) else together

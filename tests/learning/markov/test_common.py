@@ -6,7 +6,7 @@ import torch
 from scipy.optimize import approx_fprime, minimize
 from sklearn.gaussian_process.kernels import Matern
 
-from skgp import StateSpaceGPRegressor
+from skgp import StateSpaceGPClassifier, StateSpaceGPRegressor
 from skgp.inference.markov.additive import DistinctRows
 from skgp.kernels import ActiveDims
 from skgp.learning.markov.additive import RowsEvidence
@@ -94,3 +94,21 @@ def test_two_columns_of_forty_keep_variances_of_their_own():
     assert min(variances[:2]) > 10 * max(variances[2:])
     assert nlpd < 0.45
     assert inside > 0.9
+
+
+def test_two_columns_of_a_hundred_pay_for_themselves_and_not_for_the_others():
+    """They gain less than a nat for every column, and all there is to gain."""
+    X, y, X_new, y_new = sample(60, 100, "waves", n_new=500)
+    model = StateSpaceGPRegressor().fit(X, y)
+    assert model.score(X_new, y_new) > 0.8
+
+
+@pytest.mark.parametrize(("d", "slope", "most"), [(20, 3.0, 0.6), (10, 0.0, 0.75)])
+def test_few_labels_do_not_make_columns_follow_the_noise(d, slope, most):
+    """Of a plane and of no function; columns apart have log-losses of .70 and .86."""
+    X, f, X_new, f_new = sample(60, d, "plane", n_new=1000)
+    rng = np.random.default_rng(1)
+    y, y_new = (rng.uniform(size=len(g)) < 1 / (1 + np.exp(-slope * g)) for g in (f, f_new))
+    model = StateSpaceGPClassifier().fit(X, y)
+    loss = -model.log_predictive_density(X_new, y_new).mean()
+    assert loss < most
