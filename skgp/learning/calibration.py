@@ -30,7 +30,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from skgp.data import Data
+from skgp.data import Data, replicates
 from skgp.inference.sparse import SparsePosterior, whitened_features
 from skgp.learning.defaults import (
     COUPLING_BETA,
@@ -125,10 +125,37 @@ def _log_prob(likelihood: Bernoulli, Y: Tensor, mean: Tensor, var: Tensor | None
 # ---- coupling
 
 
+def without_own(
+    X: Tensor,
+    latent: Tensor,
+    variance: Tensor,
+    slope: Tensor,
+    curvature: Tensor,
+    *,
+    least: float = 1e-6,  # of 1 - c v, which is above 0 at the mode, but for rounding
+) -> tuple[Tensor, Tensor]:
+    r"""Moments of f at each input X (n, d) without the observations there, from those with them.
+
+    With :math:`\ell'` and -c the derivatives of the weighted log-likelihood of all observations at
+    an input, by mean m and variance v of f there,
+
+    .. math:: m - \frac{v \ell'}{1 - c v}, \qquad \frac{v}{1 - c v}.
+
+    All (n, c): m, v, and :math:`\ell'` and c of each row; those of equal inputs are added up here.
+    One label of two at an input would be predicted by the other alone.
+    """
+    unit = torch.from_numpy(replicates(X.cpu().numpy())).to(latent.device)
+    slope, curvature = (
+        torch.zeros_like(part).index_add_(0, unit, part)[unit] for part in (slope, curvature)
+    )
+    left = variance / (1 - curvature * variance).clamp_min(least)
+    return latent - left * slope, left
+
+
 def left_out_moments(
     posterior: SparsePosterior, data: Data, objective: Objective, likelihood: Likelihood
 ) -> tuple[Tensor, Tensor]:
-    r"""Moments of f at each row, as if q(u) had not learned from that row.
+    r"""Moments of f at each row, as if q(u) had not learned from any of equal input.
 
     At the optimum of :math:`\sum_i w_i \ell_i + \beta \mathrm{KL}`, q(u) is the prior times one
     Gaussian in :math:`\phi_i^T u` a row, which the derivatives of its loss tell; it is divided out.
@@ -148,8 +175,8 @@ def left_out_moments(
         moments = mean.detach().requires_grad_(), var.detach().requires_grad_()
         loss = replace(objective, gradient="exact").data_loss(likelihood, rows, *moments)
         by_mean, by_var = torch.autograd.grad(loss / max(objective.beta, COUPLING_BETA), moments)
-    left = learned / (1 - 2 * learned * by_var).clamp_min(LEAST_PRECISION)
-    return mean + left * by_mean, var - learned + left
+    mean, left = without_own(rows.X, mean, learned, -by_mean, 2 * by_var, least=LEAST_PRECISION)
+    return mean, var - learned + left
 
 
 def best_coupling(

@@ -12,6 +12,7 @@ from skgp.learning.calibration import (
     choose_moderation,
     class_log_density,
     mean_scores,
+    without_own,
 )
 from skgp.learning.defaults import FEW_ROWS, FEW_ROWS_MODERATION, MODERATIONS
 from skgp.likelihoods import Bernoulli
@@ -134,3 +135,20 @@ def test_few_labels_of_two_classes_keep_all_of_the_variance(n, best):
     mean = torch.linspace(-3, 3, n, dtype=torch.float64)[:, None]
     Y, var = torch.where(mean < 0, -1.0, 1.0).double(), torch.full_like(mean, 20.0)
     assert best_calibration(Bernoulli(), Y, mean, var) == (best, 0.0)
+
+
+def test_moments_without_the_observations_of_an_input_are_those_of_the_others():
+    """Of Gaussian sites; inputs 0 and 5 are equal, of contrary labels."""
+    rng = np.random.default_rng(0)
+    X, precision, site = rng.random((8, 2)), rng.uniform(0.5, 2.0, 8), rng.standard_normal(8)
+    X[5] = X[0]
+    K = np.exp(-2 * ((X[:, None] - X) ** 2).sum(2))
+    C = K - K @ np.linalg.solve(K + np.diag(1 / precision), K)
+    f = C @ (precision * site)
+    parts = (f, np.diag(C).copy(), precision * (site - f), precision)
+    found = without_own(torch.from_numpy(X), *(torch.from_numpy(part)[:, None] for part in parts))
+    for i in (0, 2, 5):
+        rest = (X != X[i]).any(1)
+        a = np.linalg.solve(K[np.ix_(rest, rest)] + np.diag(1 / precision[rest]), K[rest, i])
+        expected = a @ site[rest], K[i, i] - a @ K[rest, i]
+        np.testing.assert_allclose([each[i, 0] for each in found], expected, rtol=1e-9)
