@@ -117,6 +117,17 @@ def test_of_scales_the_least_held_out_loss_decides(monkeypatch, length):
     assert 0.24 < found.kernel.k2.length_scale[0] < 0.28
 
 
+def test_scales_are_compared_at_the_best_moderation_of_each(monkeypatch):
+    """And not at the one chosen, which keeps to the simplest within errors."""
+    losses, told = {0.0: torch.full((40,), 0.1), 1.0: torch.full((40,), 0.5)}, []
+    monkeypatch.setattr(vecchia_labels, "search_label_kernel", lambda found, *_, **__: found)
+    monkeypatch.setattr(vecchia_labels, "choose_moderation", lambda *_: (1.0, losses))
+    monkeypatch.setattr("skgp.learning.defaults.LEFT_OUT_MOVES", ())
+    dense = HyperparameterFit(4.0 * Matern([0.5, 0.5]))
+    searched(monkeypatch, dense, labelled(200), callback=lambda _, info: told.append(info["loss"]))
+    assert told == [pytest.approx(0.1)]
+
+
 @pytest.mark.parametrize(
     ("n", "c", "given", "expected"),
     [
