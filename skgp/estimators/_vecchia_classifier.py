@@ -40,8 +40,8 @@ class VecchiaGPClassifier(ProjectedClassifierMixin, VecchiaMixin, BaseGPClassifi
         Covariance of f, without WhiteKernel. None chooses among RBF and Matern kernels with one
         length scale a column, or one for all components of a projection; up to 2500 observations
         labels left out then correct amplitude and length scales. Beyond, for a kernel given too,
-        held-out labels decide between this kernel and one that all labels, as numbers, prefer, and
-        correct its scales.
+        held-out labels decide between this kernel and, of several length scales, one that all
+        labels, as numbers, prefer, and correct its scales.
     n_neighbors : int, default=20
         H, of the earlier observations that each is conditioned on; all there are if that is fewer.
         Predictions use twice as many of all observations, at least one, which fade with their

@@ -26,15 +26,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from skgp.data import replicates
 from skgp.inference.laplace import laplace_covariance
-from skgp.inference.natural import without_site
 from skgp.inference.newton import NewtonProblem, fit_newton, newton_problem
 from skgp.inference.weights.design import StreamedDesign
 from skgp.inference.weights.posterior import AugmentedPosterior, ClassifierPosterior
 from skgp.kernels.scales import amplitude_range
 from skgp.learning import defaults
-from skgp.learning.calibration import choose_moderation, mean_scores
+from skgp.learning.calibration import choose_moderation, mean_scores, without_own
 from skgp.learning.plan import Options, Plan
 from skgp.learning.selection import choose_towards, class_codes, held_out_rows
 from skgp.likelihoods import Bernoulli
@@ -225,22 +223,6 @@ def leave_one_out_moments(
             half = torch.linalg.solve_triangular(L, Phi.mT, upper=False)  # (m, b)
             variance[rows, j] = half.square().sum(0)
     return without_own(problem.X, latent, variance, slope, curvature)
-
-
-def without_own(
-    X: Tensor, latent: Tensor, variance: Tensor, slope: Tensor, curvature: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Moments of f at each input X (n, d) without its own observations, by the formula above.
-
-    All (n, c): mode and variance of f, and l' and c of the weighted log-likelihood of each row;
-    those of equal inputs are added up here.
-    """
-    unit = torch.from_numpy(replicates(X.cpu().numpy())).to(latent.device)
-    slope, curvature = (
-        torch.zeros_like(part).index_add_(0, unit, part)[unit] for part in (slope, curvature)
-    )
-    # c_i v_i < 1 but for rounding: it is the share of the observations in their own fit.
-    return without_site(latent, variance, slope, curvature, least=1e-6)
 
 
 def some_columns(Y: Tensor) -> Tensor:

@@ -30,7 +30,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from skgp.data import Data
+from skgp.data import Data, replicates
+from skgp.inference.defaults import LEAST_SHARE
 from skgp.inference.natural import without_site
 from skgp.inference.sparse import SparsePosterior, whitened_features
 from skgp.learning.defaults import (
@@ -125,10 +126,32 @@ def _log_prob(likelihood: Bernoulli, Y: Tensor, mean: Tensor, var: Tensor | None
 # ---- coupling
 
 
+def without_own(
+    X: Tensor,
+    latent: Tensor,
+    variance: Tensor,
+    slope: Tensor,
+    curvature: Tensor,
+    *,
+    least: float = 1e-6,  # share of the precision that stays: at a mode, all but for rounding
+) -> tuple[Tensor, Tensor]:
+    r"""Moments of f at each input X (n, d) without the observations there, from those with them.
+
+    All (n, c): mean and variance of f, and the slope in f and minus the curvature of the weighted
+    log-likelihood of each row; those of equal inputs are added up here and divided out as one site.
+    One label of two at an input would be predicted by the other alone.
+    """
+    unit = torch.from_numpy(replicates(X.cpu().numpy())).to(latent.device)
+    slope, curvature = (
+        torch.zeros_like(part).index_add_(0, unit, part)[unit] for part in (slope, curvature)
+    )
+    return without_site(latent, variance, slope, curvature, least)
+
+
 def left_out_moments(
     posterior: SparsePosterior, data: Data, objective: Objective, likelihood: Likelihood
 ) -> tuple[Tensor, Tensor]:
-    r"""Moments of f at each row, as if q(u) had not learned from that row.
+    r"""Moments of f at each row, as if q(u) had not learned from any of equal input.
 
     At the optimum of :math:`\sum_i w_i \ell_i + \beta \mathrm{KL}`, q(u) is the prior times one
     Gaussian in :math:`\phi_i^T u` a row, of slope :math:`-w_i \partial_m \ell_i / \beta` and
@@ -145,7 +168,7 @@ def left_out_moments(
         moments = mean.detach().requires_grad_(), var.detach().requires_grad_()
         loss = replace(objective, gradient="exact").data_loss(likelihood, rows, *moments)
         by_mean, by_var = torch.autograd.grad(loss / max(objective.beta, COUPLING_BETA), moments)
-    mean, left = without_site(mean, learned, -by_mean, 2 * by_var)
+    mean, left = without_own(rows.X, mean, learned, -by_mean, 2 * by_var, least=LEAST_SHARE)
     return mean, var - learned + left
 
 

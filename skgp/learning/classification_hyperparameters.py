@@ -39,7 +39,7 @@ from scipy.linalg import block_diag
 from scipy.optimize import minimize
 from torch import Tensor
 
-from skgp.data import Data
+from skgp.data import Data, replicates
 from skgp.kernels.expression import WhiteKernel, split_noise
 from skgp.kernels.gram import gram_diag
 from skgp.kernels.hyperparameters import bounds_of, n_dims_of, sizes_of, theta_of, with_theta
@@ -127,12 +127,14 @@ def fit_classification_hyperparameters(
     return found if recorder.stopped or not settings.rescales else search.rescaled(found)
 
 
-def stratified_order(Y: Tensor, generator: torch.Generator) -> Tensor:
+def stratified_order(data: Data, generator: torch.Generator) -> Tensor:
     """A random order (n,) whose every beginning has the classes in their proportions.
 
-    The first row of each class comes before the second of any. Of labels Y (n, c), c > 1, the first
-    column that is +1 names the class.
+    The first row of each class comes before the second of any, but for rows of equal input, which
+    follow each other: a label held out is not predicted from its own input. Of labels (n, c),
+    c > 1, the first column that is +1 names the class.
     """
+    Y = data.y
     label = class_codes((Y > 0).to(torch.int8))
     shuffled = torch.randperm(len(label), generator=generator, device=generator.device).to(Y.device)
     place = torch.empty(len(label), dtype=torch.float64, device=Y.device)
@@ -140,7 +142,9 @@ def stratified_order(Y: Tensor, generator: torch.Generator) -> Tensor:
         members = shuffled[label[shuffled] == value]
         place[members] = (torch.arange(len(members), device=Y.device) + 0.5).double() / len(members)
         place[members[0]] = -1.0
-    return shuffled[place[shuffled].argsort(stable=True)]
+    order = shuffled[place[shuffled].argsort(stable=True)]
+    unit = torch.from_numpy(replicates(data.X[order].cpu().numpy())).to(order.device)
+    return order[unit.argsort(stable=True)]
 
 
 def rare_total(Y: Tensor) -> int:
@@ -180,7 +184,7 @@ class _Search:
         self.settings, self.generator, self.callback = settings, generator, callback
         n, c = data.y.shape
         size, n_held_out = subset_rows(n, c, settings)
-        order = stratified_order(data.y, generator)
+        order = stratified_order(data, generator)
         self.subset = data.take(order[:size])
         self.held_out = data.take(order[size : size + n_held_out])
         self.judged = data.take(order[: rows_of(settings.subset_size, c)])

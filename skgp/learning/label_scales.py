@@ -43,7 +43,6 @@ References
 import math
 from collections.abc import Callable
 from dataclasses import replace
-from functools import cache
 from typing import Any
 
 import numpy as np
@@ -64,8 +63,8 @@ from skgp.kernels.scales import (
     with_variance,
 )
 from skgp.learning import defaults
-from skgp.learning.amplitude import AmplitudeProblem, some_columns, without_own
-from skgp.learning.calibration import choose_moderation
+from skgp.learning.amplitude import AmplitudeProblem, some_columns
+from skgp.learning.calibration import choose_moderation, without_own
 from skgp.learning.kernel_choice import choose_kernel
 from skgp.learning.laplace_evidence import LaplaceEvidence, laplace_predict
 from skgp.learning.search import HyperparameterFit, SearchSettings, fit_hyperparameters
@@ -224,17 +223,16 @@ def rescale_few(
     """
     recorder = StopRecorder(callback)
 
-    @cache
     def loss(place: tuple[int, int]) -> float:
         candidate = moved(kernel, place)
-        if candidate is None or recorder.stopped or recorder.n_calls == defaults.LEFT_OUT_TRIALS:
+        if candidate is None or recorder.stopped:
             return math.inf
         losses, _ = left_out_losses(candidate, few, likelihood, offset)
         value = float(few.weighted_mean(losses))
         recorder(0, {"loss": value})
-        return value + _surprise(place) / few.total if math.isfinite(value) else math.inf
+        return value
 
-    best = _lowest(loss)
+    best = likeliest_scales(loss, few.total)
     if best == (0, 0):
         return None
     found = moved(kernel, best)
@@ -285,14 +283,27 @@ def moved(kernel, place: tuple[int, int]):
     return kernel if length == 1 else scaled(kernel, length)
 
 
-def _lowest(loss: Callable[[tuple[int, int]], float]) -> tuple[int, int]:
-    """Where the loss is lower than at all neighbours on the grid, by descent from its origin."""
-    best, moved = (0, 0), True
-    while moved:
-        moved = False
+def likeliest_scales(loss: Callable[[tuple[int, int]], float], total: float) -> tuple[int, int]:
+    """Steps of amplitude and of length scales of the least mean loss, less a log prior's share.
+
+    By descent on the grid from none, to where no neighbour is better, of `LEFT_OUT_TRIALS` at most.
+    The loss is in nats per observation, of `total` ones, and infinite where there is no kernel.
+    """
+    tried: dict[tuple[int, int], float] = {}
+
+    def penalised(place: tuple[int, int]) -> float:
+        if place not in tried and len(tried) == defaults.LEFT_OUT_TRIALS:
+            return math.inf
+        if place not in tried:
+            tried[place] = loss(place) + _surprise(place) / total
+        return tried[place]
+
+    best, found = (0, 0), True
+    while found:
+        found = False
         for move in defaults.LEFT_OUT_MOVES:
-            while loss(place := (best[0] + move[0], best[1] + move[1])) < loss(best):
-                best, moved = place, True
+            while penalised(place := (best[0] + move[0], best[1] + move[1])) < penalised(best):
+                best, found = place, True
     return best
 
 

@@ -7,10 +7,12 @@ evidence favours small amplitudes. What the model itself predicts of held-out la
 others near them, decides about
 
 1. *inducing points*: none, unless they predict better;
-2. *the kernel*: that of the subset, or what all labels as numbers say
+2. *the kernel*: that of the subset, or what all labels as numbers say of several length scales
    (:func:`skgp.learning.local.hyperparameters.search_label_kernel`), which kriging alone would take
    for worse models, too;
-3. *amplitude and length scales*, some steps up or down.
+3. *amplitude and length scales*: the least loss on a grid of steps, beside a wide prior. No place
+   there is simpler than another, and none has to be better by a standard error: held to that, the
+   kernel of the subset stays, which is too smooth.
 
 Laplace's evidence of some observations may move amplitude and a common factor of the length scales
 before (``max_iter``), by default it does not: of 2000 it moves them by less than a hundredth, and
@@ -21,7 +23,6 @@ where each moves by it the mean log-loss of 10000 rows of kin40k above the media
 import math
 import warnings
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import torch
@@ -30,6 +31,7 @@ from torch import Tensor
 from skgp.data import Data
 from skgp.inference.defaults import LEAST_DRAWS
 from skgp.inference.neighbors.search import NeighborSearch
+from skgp.kernels.hyperparameters import sizes_of
 from skgp.learning import defaults
 from skgp.learning.calibration import choose_moderation
 from skgp.learning.classification_hyperparameters import (
@@ -38,11 +40,11 @@ from skgp.learning.classification_hyperparameters import (
     fit_classification_hyperparameters,
     stratified_order,
 )
-from skgp.learning.label_scales import moved
+from skgp.learning.label_scales import likeliest_scales, moved
 from skgp.learning.local.defaults import COMPARED_NEIGHBORS
 from skgp.learning.local.hyperparameters import search_label_kernel
 from skgp.learning.search import HyperparameterFit, SearchSettings
-from skgp.learning.selection import choose, held_out_rows, stratum, while_falling
+from skgp.learning.selection import choose, held_out_rows, stratum
 from skgp.learning.vecchia import VecchiaSettings, choose_inducing, neighbors_of
 from skgp.learning.vecchia_laplace import LatentEvidence, staged
 from skgp.linalg import NumericalWarning
@@ -85,7 +87,7 @@ def fit_labels(
     n_few = min(n_inducing, settings.most_inducing)
     few = replace(settings, n_inducing=n_few)
     kernels_found = [_by_evidence(found.kernel, data, few, model, recorder)]
-    if settings.n_neighbors and not recorder.stopped:
+    if settings.n_neighbors and not recorder.stopped and max(sizes_of(found.kernel), default=0) > 1:
         shared |= {"n_neighbors": COMPARED_NEIGHBORS, "information": likelihood.information}
         other = search_label_kernel(found, kernels, data, **shared)
         kernels_found += [] if other is found else [other.kernel]
@@ -104,7 +106,7 @@ def _by_evidence(
     """Amplitude and common length scale by Laplace's evidence of ``n_rows`` observations."""
     if not settings.max_iter or not kernel.n_dims:
         return kernel
-    order = stratified_order(data.y, model[2])[: settings.n_rows]
+    order = stratified_order(data, model[2])[: settings.n_rows]
     some, none = data.take(order.sort().values), data.X.new_zeros(0)
     return staged(kernel, none, some, model, settings, recorder, directions(kernel, max_free=1))[0]
 
@@ -125,7 +127,7 @@ class _Trial:
     kernel: Any
     problem: LatentEvidence  # with the neighbours and inducing points of this kernel or one near it
     losses: Tensor
-    loss: float  # their weighted mean
+    loss: float  # weighted mean at the best moderation
     mean: Tensor  # (p, c), of f there
 
     @property
@@ -146,7 +148,7 @@ class _HeldOut:
         self.settings, self.model, self.recorder = settings, model, recorder
         target, classes = stratum(data.y)
         n_out = min(defaults.VECCHIA_HELD_LABELS, len(data) // 5)
-        out = held_out_rows(target, n_out, model[2], classes=classes)
+        out = held_out_rows(target, n_out, model[2], X=data.X, classes=classes)
         self._held = held = torch.from_numpy(out).to(data.X.device)
         self.rows, self.rest = data.take(held), data.take(~held)
         # The same draws in every trial, whose losses are compared.
@@ -158,14 +160,21 @@ class _HeldOut:
         for kernel in kernels[1:]:
             others = [self._problem(kernel, m) for m in sizes if m <= found.n_inducing]
             found = self._chosen([found, *map(self._trial, others)])
-        for move in defaults.VECCHIA_LABEL_MOVES:
-            steps = [(i * move[0], i * move[1]) for i in range(1, defaults.VECCHIA_LABEL_STEPS + 1)]
-            start = found
-            trial = partial(self._moved, start)
-            trials = while_falling(start, steps, trial, lambda trial: trial.loss)
-            if (found := self._chosen(trials)) is not start:
-                break
-        return found
+        return self._rescaled(found)
+
+    def _rescaled(self, start: _Trial) -> _Trial:
+        """That of the amplitude and common factor of the length scales of the least loss."""
+        trials = {(0, 0): start}
+
+        def loss(place: tuple[int, int]) -> float:
+            kernel = moved(start.kernel, place)
+            if kernel is None or self.recorder.stopped:
+                return math.inf
+            if place not in trials:
+                trials[place] = self._trial(start.problem, kernel)
+            return trials[place].loss
+
+        return trials[likeliest_scales(loss, self.rows.total)]
 
     def latent(self, trial: _Trial) -> Tensor | None:
         """f (n, c) of all observations, as predicted and at the mode of the others, if of all."""
@@ -190,12 +199,6 @@ class _HeldOut:
         index = neighbors_of(kernel, rest.X, self.settings.n_neighbors, Z)
         return LatentEvidence(kernel, rest, index, Z, likelihood, offset, generator)
 
-    def _moved(self, start: _Trial, steps: tuple[int, int], _: _Trial) -> _Trial | None:
-        kernel = moved(start.kernel, steps)
-        if kernel is None or self.recorder.stopped:
-            return None
-        return self._trial(start.problem, kernel)
-
     @torch.no_grad()
     def _trial(self, problem: LatentEvidence, kernel: Any = None) -> _Trial:
         """At the kernel of the problem by default."""
@@ -210,6 +213,7 @@ class _HeldOut:
             posterior.draw(mode.root, mode.hessian)
             mean, var = posterior.mean_and_variance(rows.X)
         moderation, losses = choose_moderation(likelihood, rows.y, mean, var, rows.weight)
-        loss = float(rows.weighted_mean(losses[moderation]))
+        # Of all moderations: the choice of one, by standard errors, jumps from kernel to kernel.
+        loss = min(float(rows.weighted_mean(each)) for each in losses.values())
         self.recorder.tell(loss)
         return _Trial(kernel, problem, losses[moderation], loss, mean)

@@ -85,12 +85,11 @@ import torch
 from torch import Tensor
 
 from skgp.data import Data
-from skgp.inference.natural import without_site
 from skgp.inference.vecchia.hessian import DenseHessian
 from skgp.inference.vecchia.laplace import LatentMode
 from skgp.inference.vecchia.neighbors import order_of
 from skgp.kernels.expression import split_noise, theta_places
-from skgp.learning.calibration import best_calibration, choose_moderation
+from skgp.learning.calibration import best_calibration, choose_moderation, without_own
 from skgp.learning.classification_hyperparameters import stratified_order
 from skgp.learning.defaults import (
     FEW_ROWS_MODERATION,
@@ -259,10 +258,10 @@ def calibrated(
     c = mode.weights.shape[1]
     n_rows = int(VECCHIA_LEFT_OUT / c**0.5)
     if len(problem.data) > n_rows:
-        order = stratified_order(problem.data.y, generator)[:n_rows].sort().values
-        some = problem.some(kernel, order)
-        mode = some.mode(some.conditionals(kernel.theta))
-    mean, var = left_out(mode)
+        order = stratified_order(problem.data, generator)[:n_rows].sort().values
+        problem = problem.some(kernel, order)
+        mode = problem.mode(problem.conditionals(kernel.theta))
+    mean, var = left_out(mode, problem.data.X)
     rows, likelihood = mode.problem, mode.likelihood
     weight = rows.row_weight[:, 0]
     if c == 1:
@@ -272,9 +271,9 @@ def calibrated(
 
 
 @torch.no_grad()
-def left_out(mode: LatentMode) -> tuple[Tensor, Tensor]:
-    """Moments (n, c) of f at each point without its own observation."""
+def left_out(mode: LatentMode, X: Tensor) -> tuple[Tensor, Tensor]:
+    """Moments (n, c) of f at each point X (n, d) without the observations there."""
     root, (N, c) = mode.root, mode.weights.shape
     spread = DenseHessian(root, mode.curvature).spread()
     C = root.matmul(spread.reshape(N, -1)).reshape(root.n_rows, c, -1).square().sum(2)
-    return without_site(mode.latent, C, mode.problem.slope(mode.latent), mode.curvature)
+    return without_own(X, mode.latent, C, mode.problem.slope(mode.latent), mode.curvature)

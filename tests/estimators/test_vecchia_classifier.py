@@ -18,6 +18,7 @@ from skgp import (
     VecchiaGPClassifier,
     VecchiaGPRegressor,
 )
+from skgp.data import Data
 from skgp.inference.defaults import LATENT_JITTER
 from skgp.learning.defaults import COUPLINGS, FEW_ROWS_MODERATION, MODERATIONS
 from skgp.likelihoods import Bernoulli
@@ -75,7 +76,7 @@ def test_left_out_moments_are_those_without_the_site():
     _, sets, _ = conditionals(4, 0)
     X, y, weight = problem()
     mode = mode_of(conditionals(4, 0)[0])
-    mean, var = left_out(mode)
+    mean, var = left_out(mode, torch.from_numpy(X))
     Q, R = vecchia.parts(KERNEL, X, None)
     C = vecchia.covariance(Q, R + LATENT_JITTER * np.eye(len(X)), sets)
     W = mode.curvature.numpy()
@@ -97,8 +98,8 @@ def test_moderation_and_coupling_are_those_that_drew_the_labels_together(monkeyp
     mode = SimpleNamespace(weights=Y, problem=rows, likelihood=Bernoulli("probit"))
     moments = torch.from_numpy(mean), torch.from_numpy(var)
     monkeypatch.setattr(model_of, "VECCHIA_LEFT_OUT", 10_000)
-    monkeypatch.setattr(model_of, "left_out", lambda mode: moments)
-    told = SimpleNamespace(data=Y), mode, KERNEL, torch.Generator()
+    monkeypatch.setattr(model_of, "left_out", lambda mode, X: moments)
+    told = SimpleNamespace(data=Data(Y, Y)), mode, KERNEL, torch.Generator()
     assert model_of.calibrated(*told) == (1.0, 1.0)
     # Where variances are of no effect what is taken without data stays.
     moments[1].mul_(1e-9)

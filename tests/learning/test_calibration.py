@@ -18,6 +18,7 @@ from skgp.learning.calibration import (
     class_log_density,
     left_out_moments,
     mean_scores,
+    without_own,
 )
 from skgp.learning.defaults import FEW_ROWS, FEW_ROWS_MODERATION, MODERATIONS
 from skgp.learning.sparse.objective import Objective
@@ -155,10 +156,11 @@ def test_few_labels_of_two_classes_keep_all_of_the_variance(n, best):
 # ---- moments left out, and couplings -------------------------------------------------------------
 
 
-def test_left_out_moments_are_those_of_fits_without_the_row():
+def test_left_out_moments_are_those_of_fits_without_the_input():
     """Exact where the likelihood is Gaussian."""
     rng = torch.Generator().manual_seed(0)
     X = torch.randn(20, 2, generator=rng, dtype=torch.float64)
+    X[11] = X[7]
     y = torch.randn(20, 1, generator=rng, dtype=torch.float64)
     weight = torch.rand(20, generator=rng, dtype=torch.float64) + 0.5
     data, likelihood = Data(X, y, weight), Gaussian(0.3, bounds=(0.3, 0.3))
@@ -172,7 +174,7 @@ def test_left_out_moments_are_those_of_fits_without_the_row():
     likelihood = likelihood.with_parameters(prior.likelihood)
     mean, var = left_out_moments(posterior(data), data, objective, likelihood)
     for row in (0, 7, 19):
-        others = torch.arange(20) != row
+        others = (X != X[row]).any(1)
         expected = posterior(data.take(others)).mean_and_variance(X[row : row + 1])
         torch.testing.assert_close(mean[row], expected[0][0], rtol=1e-7, atol=1e-9)
         torch.testing.assert_close(var[row], expected[1][0], rtol=1e-7, atol=1e-9)
@@ -208,3 +210,20 @@ def test_best_calibration_is_that_which_drew_the_labels(moderation, coupling):
     Y = drawn(rng, mean, var, moderation, coupling)
     moments = map(torch.from_numpy, (mean, var))
     assert best_calibration(Bernoulli("probit"), Y, *moments) == (moderation, coupling)
+
+
+def test_moments_without_the_observations_of_an_input_are_those_of_the_others():
+    """Of Gaussian sites; inputs 0 and 5 are equal, of contrary labels."""
+    rng = np.random.default_rng(0)
+    X, precision, site = rng.random((8, 2)), rng.uniform(0.5, 2.0, 8), rng.standard_normal(8)
+    X[5] = X[0]
+    K = np.exp(-2 * ((X[:, None] - X) ** 2).sum(2))
+    C = K - K @ np.linalg.solve(K + np.diag(1 / precision), K)
+    f = C @ (precision * site)
+    parts = (f, np.diag(C).copy(), precision * (site - f), precision)
+    found = without_own(torch.from_numpy(X), *(torch.from_numpy(part)[:, None] for part in parts))
+    for i in (0, 2, 5):
+        rest = (X != X[i]).any(1)
+        a = np.linalg.solve(K[np.ix_(rest, rest)] + np.diag(1 / precision[rest]), K[rest, i])
+        expected = a @ site[rest], K[i, i] - a @ K[rest, i]
+        np.testing.assert_allclose([each[i, 0] for each in found], expected, rtol=1e-9)

@@ -163,7 +163,7 @@ def test_the_score_of_a_kernel_is_that_of_probabilities_as_they_are_predicted():
     settings = ClassificationSettings(few_rows=100, n_score_rows=50)
     zero = torch.zeros(1, dtype=torch.float64)
     found = search([kernel], X, Y, settings=settings, offset=zero)
-    order = stratified_order(Y, torch.Generator().manual_seed(0)).numpy()
+    order = stratified_order(Data(X, Y), torch.Generator().manual_seed(0)).numpy()
     kept, new = order[:100], order[100:]
     y, K = Y[:, 0].numpy(), naive_gram(kernel, X.numpy())
     likelihood = oracle.logit(y[kept])
@@ -262,13 +262,23 @@ def test_search_refuses_a_white_kernel():
 def test_stratified_order_keeps_the_shares_of_the_classes_in_every_beginning(generator):
     labels = np.repeat([0, 1, 2], [600, 390, 10])
     Y = torch.tensor(np.where(labels[:, None] == np.arange(3), 1.0, -1.0))
-    order = stratified_order(Y, generator)
+    data = Data(torch.arange(1000.0)[:, None], Y)
+    order = stratified_order(data, generator)
     assert sorted(order.tolist()) == list(range(1000))
     assert set(labels[order[:3]]) == {0, 1, 2}
     for size in (50, 100, 500, 901):
         counts = np.bincount(labels[order[:size]], minlength=3)
         assert np.abs(counts - size * np.array([0.6, 0.39, 0.01])).max() <= 2
-    assert not torch.equal(order, stratified_order(Y, generator))
+    assert not torch.equal(order, stratified_order(data, generator))
+
+
+def test_stratified_order_keeps_labels_of_equal_inputs_together(generator):
+    X = torch.arange(60.0)[:, None] % 20
+    Y = torch.where(torch.arange(60) % 3 == 0, 1.0, -1.0)[:, None]
+    order = stratified_order(Data(X, Y), generator)
+    inputs = X[order, 0]
+    assert sorted(order.tolist()) == list(range(60))
+    assert int((inputs[1:] != inputs[:-1]).sum()) == 19
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from skgp.learning.label_scales import (
     capped,
     latent_numbers,
     left_out_losses,
+    likeliest_scales,
     refine_length_scales,
     rescale_few,
     scaled,
@@ -96,6 +97,22 @@ def test_amplitude_of_labels_that_a_plane_separates_does_not_run_to_its_bound():
     found = rescale_few(kernel, data, data, Bernoulli(), ZERO)
     # Minus its log prior, .5 (log(v / 4) / 2)^2, is less than what 20 labels may gain: log 2 each.
     assert found.k1.constant_value < 4 * np.exp(2 * np.sqrt(2 * 20 * np.log(2)))
+
+
+def test_scales_of_the_least_loss_are_found_by_descent(monkeypatch):
+    tried = []
+
+    def loss(place):
+        tried.append(place)
+        return 0.01 * ((place[0] - 2) ** 2 + (place[1] + 1) ** 2)
+
+    assert likeliest_scales(loss, 1000.0) == (2, -1)
+    assert len(tried) == len(set(tried))  # each once
+    assert likeliest_scales(loss, 1.0) == (0, 0)  # of one label the prior has more to say
+    tried.clear()
+    monkeypatch.setattr("skgp.learning.defaults.LEFT_OUT_TRIALS", 3)
+    assert likeliest_scales(loss, 1000.0) in tried
+    assert len(tried) == 3
 
 
 def test_a_gain_within_two_standard_errors_is_none(monkeypatch):

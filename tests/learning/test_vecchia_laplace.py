@@ -107,7 +107,7 @@ def searched(monkeypatch, dense, data, *, callback=None, exact_rows=0, **setting
 
 def test_evidence_moves_amplitude_and_the_common_length_scale(monkeypatch):
     data, told = labelled(200), []
-    monkeypatch.setattr("skgp.learning.defaults.VECCHIA_LABEL_MOVES", ())
+    monkeypatch.setattr("skgp.learning.defaults.LEFT_OUT_MOVES", ())
     start = KERNEL.clone_with_theta(KERNEL.theta - 1.0)
     dense = HyperparameterFit(start, history=[-1.0])
     found, n_inducing, _ = searched(
@@ -120,12 +120,15 @@ def test_evidence_moves_amplitude_and_the_common_length_scale(monkeypatch):
     assert at(found.kernel.theta)[0] < at(start.theta)[0] - 0.01
 
 
-@pytest.mark.parametrize(("n_neighbors", "exact_rows"), [(6, 0), (0, 0), (6, 2500)])
+@pytest.mark.parametrize(
+    ("n_neighbors", "exact_rows", "length"),
+    [(6, 0, [0.5, 0.5]), (0, 0, [0.5, 0.5]), (6, 2500, [0.5, 0.5]), (6, 0, 0.5)],
+)
 def test_all_labels_as_numbers_are_asked_where_there_are_neighbours(
-    monkeypatch, n_neighbors, exact_rows
+    monkeypatch, n_neighbors, exact_rows, length
 ):
-    """And more observations than the dense evidence takes."""
-    subset = HyperparameterFit(4.0 * Matern([0.5, 0.5]), history=[-1.0])
+    """And more observations than the dense evidence takes, and length scales to tell apart."""
+    subset = HyperparameterFit(4.0 * Matern(length), history=[-1.0])
     told = []
 
     def by_all_labels(found, kernels, data, *, information, **options):
@@ -133,9 +136,11 @@ def test_all_labels_as_numbers_are_asked_where_there_are_neighbours(
         return found
 
     monkeypatch.setattr(vecchia_labels, "search_label_kernel", by_all_labels)
-    monkeypatch.setattr("skgp.learning.defaults.VECCHIA_LABEL_MOVES", ())
+    monkeypatch.setattr("skgp.learning.defaults.LEFT_OUT_MOVES", ())
     searched(monkeypatch, subset, labelled(200), n_neighbors=n_neighbors, exact_rows=exact_rows)
-    assert told == ([(subset, 200, 0.25)] if n_neighbors > 0 and exact_rows == 0 else [])
+    assert told == (
+        [(subset, 200, 0.25)] if n_neighbors and not exact_rows and length != 0.5 else []
+    )
 
 
 @pytest.mark.parametrize(("better", "scale"), [("other", 0.1), ("subset", 0.6)])
@@ -148,7 +153,7 @@ def test_held_out_labels_choose_between_two_kernels(monkeypatch, better, scale):
     kernels = {"subset": 9.0 * Matern([0.6, 0.6]), "other": 100.0 * Matern([0.1, 0.1])}
     fits = {name: HyperparameterFit(kernel) for name, kernel in kernels.items()}
     monkeypatch.setattr(vecchia_labels, "search_label_kernel", lambda *_, **__: fits["other"])
-    monkeypatch.setattr("skgp.learning.defaults.VECCHIA_LABEL_MOVES", ())
+    monkeypatch.setattr("skgp.learning.defaults.LEFT_OUT_MOVES", ())
     found, *_ = searched(monkeypatch, fits["subset"], data)
     np.testing.assert_allclose(found.kernel.k2.length_scale, scale, rtol=0.5)
 
@@ -156,7 +161,7 @@ def test_held_out_labels_choose_between_two_kernels(monkeypatch, better, scale):
 def test_f_at_held_out_and_other_labels_is_near_the_mode_of_all(monkeypatch):
     dense, data = HyperparameterFit(4.0 * Matern([0.5, 0.5])), labelled(600)
     monkeypatch.setattr(vecchia_labels, "search_label_kernel", lambda found, *_, **__: found)
-    monkeypatch.setattr("skgp.learning.defaults.VECCHIA_LABEL_MOVES", ())
+    monkeypatch.setattr("skgp.learning.defaults.LEFT_OUT_MOVES", ())
     found, _, start = searched(monkeypatch, dense, data)
     problem = evidence(data, H=6)
     mode = problem.mode(problem.conditionals(found.kernel.theta)).latent
@@ -176,6 +181,26 @@ def test_held_out_labels_raise_an_amplitude_that_is_too_small(monkeypatch):
     )
     assert found.kernel.k1.constant_value > 0.2
     np.testing.assert_allclose(found.history, np.negative(told))
+
+
+@pytest.mark.parametrize("length", [0.17, 0.4])
+def test_of_scales_the_least_held_out_loss_decides(monkeypatch, length):
+    """Longer or shorter ones; from .4 by less than a standard error."""
+    dense = HyperparameterFit(4.0 * Matern([length, length]))
+    monkeypatch.setattr(vecchia_labels, "search_label_kernel", lambda found, *_, **__: found)
+    found, *_ = searched(monkeypatch, dense, labelled(600))
+    assert 0.24 < found.kernel.k2.length_scale[0] < 0.28
+
+
+def test_scales_are_compared_at_the_best_moderation_of_each(monkeypatch):
+    """And not at the one chosen, which keeps to the simplest within errors."""
+    losses, told = {0.0: torch.full((40,), 0.1), 1.0: torch.full((40,), 0.5)}, []
+    monkeypatch.setattr(vecchia_labels, "search_label_kernel", lambda found, *_, **__: found)
+    monkeypatch.setattr(vecchia_labels, "choose_moderation", lambda *_: (1.0, losses))
+    monkeypatch.setattr("skgp.learning.defaults.LEFT_OUT_MOVES", ())
+    dense = HyperparameterFit(4.0 * Matern([0.5, 0.5]))
+    searched(monkeypatch, dense, labelled(200), callback=lambda _, info: told.append(info["loss"]))
+    assert told == [pytest.approx(0.1)]
 
 
 @pytest.mark.parametrize(
@@ -198,7 +223,7 @@ def test_few_inducing_points_are_tried_and_more_taken(monkeypatch):
     """Of an RBF kernel, which neighbours alone approximate badly."""
     dense = HyperparameterFit(9.0 * RBF([0.3, 0.3]))
     monkeypatch.setattr(vecchia_labels, "search_label_kernel", lambda found, *_, **__: found)
-    monkeypatch.setattr("skgp.learning.defaults.VECCHIA_LABEL_MOVES", ())
+    monkeypatch.setattr("skgp.learning.defaults.LEFT_OUT_MOVES", ())
     tried = []
     chosen = vecchia_labels.choose_inducing
 

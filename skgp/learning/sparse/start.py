@@ -308,7 +308,7 @@ def best_of_labels(problem: Problem) -> Evidence:
         return found
     likelihood = cast(Bernoulli, problem.objective.likelihood)
     size = rows_of(ClassificationSettings.screen_size, data.y.shape[1])
-    few = data.take(stratified_order(data.y, problem.generator)[:size])
+    few = data.take(stratified_order(data, problem.generator)[:size])
     better = rescale_few(
         found.kernel, few, data, likelihood, problem.offset, callback=problem.recorder
     )
@@ -327,7 +327,7 @@ def kernels_that_predict(problem: Problem) -> list:
     data, likelihood = problem.data, cast(Bernoulli, problem.objective.likelihood)
     if not (shared and separate) or len(data) <= ClassificationSettings.few_rows:
         return problem.kernels
-    order = stratified_order(data.y, problem.generator)
+    order = stratified_order(data, problem.generator)
     n_kept = 2 * len(data) // 3
     kept, held_out = data.take(order[:n_kept]), data.take(order[n_kept:])
     losses = []
