@@ -154,8 +154,7 @@ class RegressionPredictions(RegressorMixin, RegressionData):
         """
         X = self._validate_prediction(X)
         levels = checked_levels(quantiles)
-        z = self._quantiles(X, np.atleast_1d(levels), **self._offset_at(exposure, X))
-        y = self._observed(z)
+        y = self._observed_quantiles(X, np.atleast_1d(levels), **self._offset_at(exposure, X))
         return y[..., 0] if levels.ndim == 0 else y
 
     def predict_interval(
@@ -371,6 +370,12 @@ class RegressionPredictions(RegressorMixin, RegressionData):
         centre, total = mixture_moments(weights, mean, var)
         weights = np.append((1 - rate) * weights, rate)
         return weights, np.vstack([mean, centre]), np.vstack([var, total + 1])
+
+    def _observed_quantiles(
+        self, X: np.ndarray, levels: np.ndarray, **offset: np.ndarray
+    ) -> np.ndarray:
+        """Return the quantiles of y at the rows of X, shape (n, q)."""
+        return self._observed(self._quantiles(X, levels, **offset))
 
     def _quantiles(self, X: np.ndarray, levels: np.ndarray, **offset: np.ndarray) -> np.ndarray:
         """Return the quantiles of z at the rows of X, shape (n, q)."""

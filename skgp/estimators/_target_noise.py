@@ -20,6 +20,8 @@ from typing import Any
 
 import numpy as np
 import torch
+from scipy.special import ndtri
+from scipy.stats import norm
 from sklearn.gaussian_process.kernels import Kernel
 
 from skgp.data import Data
@@ -51,6 +53,8 @@ class LogScale(RegressionPredictions):
 
     #: Whether the model is of log y: f is then in its units, and what is observed log-normal.
     _of_log = False
+    #: Mean and standard deviation of positive y, of which `_log` makes others.
+    _moments_of_y = 0.0, 1.0
 
     @property
     def likelihood_(self) -> Any:
@@ -97,6 +101,10 @@ class LogScale(RegressionPredictions):
         return logs_predict_better(default_kernels(*arrays(some))[0], some)
 
     def _target(self, y: np.ndarray, sample_weight: np.ndarray | None) -> np.ndarray:
+        if self._of_log:
+            mean = np.average(y, weights=sample_weight)
+            std = np.average((y - mean) ** 2, weights=sample_weight) ** 0.5
+            self._moments_of_y = float(mean), float(std)
         return super()._target(self._log(y), sample_weight)
 
     def _to_z(self, y: Any) -> Any:
@@ -148,12 +156,34 @@ class LogScale(RegressionPredictions):
         return centre, std, centre[..., None] * d_centre, d_std
 
     def _observed_log_density(self, X: np.ndarray, y: np.ndarray, **offset: Any) -> np.ndarray:
-        """Minus infinity of y without a logarithm."""
+        """Minus infinity of y without a logarithm, save of gross errors."""
         if not self._of_log:
             return super()._observed_log_density(X, y, **offset)
         some = np.maximum(y, np.finfo(np.float64).tiny)
         log_density = super()._observed_log_density(X, some, **offset) - np.log(some)
-        return np.where(y > 0, log_density, -np.inf)
+        rate, below = self._gross_errors_below()
+        with np.errstate(divide="ignore"):  # log(0) without
+            others = np.log(rate) + norm.logpdf(y, *self._moments_of_y)
+        return np.where(y > 0, np.log1p(-below) + log_density, others)
+
+    def _observed_quantiles(self, X: np.ndarray, levels: np.ndarray, **offset: Any) -> np.ndarray:
+        rate, below = self._gross_errors_below()
+        if not below:
+            return super()._observed_quantiles(X, levels, **offset)
+        above = np.maximum(levels - below, 1e-300) / (1 - below)
+        mean, std = self._moments_of_y
+        others = mean + std * ndtri(np.minimum(levels / rate, 1))
+        found = super()._observed_quantiles(X, above, **offset)
+        return np.where(levels < below, others, found)
+
+    def _gross_errors_below(self) -> tuple[float, float]:
+        """Rate of gross errors of y as others are, and that of y that is not positive.
+
+        Where the data were positive and log y is the estimator's own choice; 0 and 0 elsewhere.
+        """
+        rate = self._gross_error_rate * (self._of_log and self.likelihood == "auto")
+        mean, std = self._moments_of_y
+        return rate, rate * float(norm.cdf(-mean / std))
 
 
 def capped(data: Data) -> Data:

@@ -323,9 +323,8 @@ class Judged:
 
     def scattered(self, function: NoiseFunction) -> NoiseFunction:
         """With the simplest scatter and shift beside which no others make them likelier."""
-        grid = list(product(defaults.NOISE_SCATTERS, defaults.NOISE_SHIFTS))
-        losses = [self.loss(scatter, shift) for scatter, shift in grid]
-        scatter, shift = grid[choose(losses, weight=self.weight)]
+        losses = [self.loss(*pair) for pair in defaults.NOISE_SCATTERS]
+        scatter, shift = defaults.NOISE_SCATTERS[choose(losses, weight=self.weight)]
         return replace(function, scatter=scatter, shift=shift)
 
 

@@ -95,3 +95,25 @@ def test_copies_are_no_more_observations():
     far = 1e4 * np.ones(5)
     densities = [model.log_predictive_density(X[:5], far) for model in (once, twice)]
     np.testing.assert_allclose(*densities, rtol=1e-6)
+
+
+def test_targets_that_were_positive_may_be_none():
+    """Where log y is the choice of "auto"; to ask for it says that they are."""
+    rng = np.random.default_rng(0)
+    X = rng.uniform(0, 6, (80, 1))
+    y = np.exp(np.sin(X[:, 0]) + 0.8 * rng.standard_normal(80))
+    model = skgp.QSGPRegressor(random_state=0, heteroscedastic=False).fit(X, y)
+    assert model.likelihood_ == "lognormal"
+    rate = 0.5 / 81
+    found = model.log_predictive_density(X[:3], np.array([0.0, -1.0, -2.0]))
+    others = norm(y.mean(), y.std())
+    np.testing.assert_allclose(found, np.log(rate) + others.logpdf([0.0, -1.0, -2.0]))
+    below = rate * others.cdf(0)
+    level = [below / 2, 2 * below, 0.5]
+    low, some, middle = model.predict_quantiles(X[:1], level)[0]
+    assert low == pytest.approx(others.ppf(below / 2 / rate)) and low < 0 < some < middle
+    grid = np.exp(np.linspace(-12, np.log(middle), 4001))
+    density = np.exp(model.log_predictive_density(np.repeat(X[:1], 4001, 0), grid))
+    assert below + np.trapezoid(density, grid) == pytest.approx(0.5, abs=2e-4)
+    asked = skgp.QSGPRegressor(likelihood="lognormal", random_state=0).fit(X, y)
+    assert asked.log_predictive_density(X[:1], [0.0]) == -np.inf
