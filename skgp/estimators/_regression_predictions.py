@@ -222,6 +222,9 @@ class RegressionPredictions(RegressorMixin, RegressionData):
 
         .. math:: \log p(y_i \mid x_i) = \log p(z_i \mid x_i) - \log s_y.
 
+        With ``kernel=None`` and Gaussian noise it allows, as quantiles do, for gross errors, one in
+        2 (n + 1): see the user guide, "Uncertainty and calibration".
+
         Parameters
         ----------
         X : array-like of shape (n, d)
