@@ -61,6 +61,11 @@ class Data(TensorState):
         return 1 if self.y.ndim == 1 else self.y.shape[1]
 
     @property
+    def varies(self) -> bool:
+        """Whether there is one target, y (n,), of more than one value."""
+        return self.y.ndim == 1 and bool(self.y.max() > self.y.min())
+
+    @property
     def exposure(self) -> float:
         """Weighted sum of the exposures; of no offsets the number of observations."""
         if self.offset is None:

@@ -64,6 +64,7 @@ from sklearn.gaussian_process.kernels import Kernel, WhiteKernel
 from sklearn.utils.metaestimators import available_if
 
 from skgp.data import Data
+from skgp.estimators import defaults
 from skgp.estimators._base import Backend, BaseGP, arrays
 from skgp.estimators._blocks import in_memory, training_blocks
 from skgp.estimators._fitting import fit_context, fit_session
@@ -71,14 +72,6 @@ from skgp.estimators._kernels import default_kernels, refuse_noise, with_noise
 from skgp.estimators._parameters import Interval, StrOptions
 from skgp.estimators._regression_predictions import RegressionPredictions
 from skgp.estimators._target_noise import LogScale
-from skgp.estimators.defaults import (
-    DF_BOUNDS,
-    DF_START,
-    GROSS_ERRORS,
-    LARGE_COUNT,
-    LEAST_COUNT,
-    SIGNAL_BOUNDS,
-)
 from skgp.likelihoods import Gaussian, NumericLikelihood, Poisson, StudentT
 
 
@@ -106,7 +99,7 @@ class BaseGPRegressor(RegressionPredictions):
     }
 
     #: Of the variance of f, where the kernel is not given.
-    _signal_bounds = SIGNAL_BOUNDS
+    _signal_bounds = defaults.SIGNAL_BOUNDS
 
     @fit_context(prefer_skip_nested_validation=True)
     def fit(
@@ -163,7 +156,7 @@ class BaseGPRegressor(RegressionPredictions):
             rows, target, weight = map(in_memory, given)
             data = self._training_data(rows, target, weight, exposure, stream=stream)
             self._learn(data, session, backend, stream=stream)
-            if not stream and data.y.ndim == 1 and bool(data.y.max() > data.y.min()):
+            if data.varies and not stream:
                 self._expect_gross_errors(data.total)
             self._learn_from_errors(data, stream=stream)
 
@@ -174,7 +167,7 @@ class BaseGPRegressor(RegressionPredictions):
     def _expect_gross_errors(self, n: float) -> None:
         """Of n observations, where the model is the estimator's own choice."""
         if self.kernel is None and self._learns and self.normalize_y and self._likelihood is None:
-            self._gross_error_rate = GROSS_ERRORS / (n + 1)
+            self._gross_error_rate = defaults.GROSS_ERRORS / (n + 1)
 
     def _learn_from_errors(self, data: Data, *, stream: bool) -> None:
         """Learn what the errors of the fitted process tell of."""
@@ -332,7 +325,7 @@ class LikelihoodGPRegressor(LogScale, BaseGPRegressor):
     def _signal_bounds(self) -> tuple[float, float]:  # type: ignore[override]
         own, (low, high) = self._own_likelihood, super()._signal_bounds
         if own is not None and own.is_count:
-            f = float(own.mode(torch.tensor(LARGE_COUNT, dtype=torch.float64)))
+            f = float(own.mode(torch.tensor(defaults.LARGE_COUNT, dtype=torch.float64)))
             high = max(high, f**2) if math.isfinite(f) else high
         return low, high
 
@@ -357,9 +350,9 @@ class LikelihoodGPRegressor(LogScale, BaseGPRegressor):
         free = self.degrees_of_freedom == "auto"
         return StudentT(
             math.sqrt(level),
-            DF_START if free else float(self.degrees_of_freedom),
+            defaults.DF_START if free else float(self.degrees_of_freedom),
             scale_bounds=(math.sqrt(bounds[0]), math.sqrt(bounds[1])),
-            df_bounds=DF_BOUNDS if free else None,
+            df_bounds=defaults.DF_BOUNDS if free else None,
         )
 
     def _offset(self, data: Data) -> np.ndarray:
@@ -368,7 +361,7 @@ class LikelihoodGPRegressor(LogScale, BaseGPRegressor):
         if own is None or own.is_additive:
             return np.zeros(1)
         total = float(data.weighted_sum(data.y))
-        total = max(total, LEAST_COUNT) if own.is_count else total
+        total = max(total, defaults.LEAST_COUNT) if own.is_count else total
         f = float(own.mode_of_mean(torch.tensor(total / data.exposure, dtype=torch.float64)))
         return np.array([f if math.isfinite(f) else 0.0])
 

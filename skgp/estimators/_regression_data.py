@@ -14,7 +14,7 @@ from sklearn.utils.validation import _num_samples
 
 from skgp.blocks import Blocks, MappedBlocks
 from skgp.data import Data, n_observations
-from skgp.estimators._base import Backend, BaseGP, keep_weighted_rows, to_tensor
+from skgp.estimators._base import Backend, BaseGP, clip_variance, keep_weighted_rows, to_tensor
 from skgp.estimators._blocks import check_all_counts, checked_moments, some_of
 from skgp.estimators._predictive import (
     FourArrays,
@@ -254,6 +254,18 @@ class RegressionData(LikelihoodPredictive, BaseGP):
         mean, var = self._posterior.mean_and_variance(rows)
         return self._by_target(mean), var.reshape(len(var), -1)[:, 0]
 
+    def _joint_moments(self, X: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return `_latent_mean_and_covariance`, of a process whose variance may depend on x."""
+        return self._latent_mean_and_covariance(X)
+
+    def _observation_moments(self, X: np.ndarray, **offset: np.ndarray) -> tuple[Any, Any]:
+        """Return mean and variance of z at the rows of X."""
+        return self._predictive_moments(*self._latent_moments(X), **offset)
+
+    def _observation_covariance(self, X: np.ndarray, **offset: np.ndarray) -> tuple[Any, Any]:
+        """Return the same with the covariance (n, n) in place of the variance."""
+        return self._predictive_covariance(*self._joint_moments(X), **offset)
+
     def _graph_bytes_per_row(self) -> int:
         """Return the memory in bytes that gradients in X take for one row."""
         return GRAPH_COPIES * self._bytes_per_row()
@@ -272,6 +284,29 @@ class RegressionData(LikelihoodPredictive, BaseGP):
             return to_arrays(mean, var, gradient_in(mean.sum(), rows), d_var)
         slopes = [gradient_in(column.sum(), rows) for column in mean.T]
         return to_arrays(mean, var[:, None], torch.stack(slopes, 1), d_var[:, None])
+
+    def _varied_gradients(self, X: np.ndarray, var: np.ndarray, d_var: np.ndarray) -> Any:
+        """Return variances (n,) and their gradients (n, d), where variances depend on x by g.
+
+        Given those of f at constant variance; noise has its excess over its constant.
+        """
+        return var, d_var
+
+    def _predictive_gradients(self, X: np.ndarray, **offset: np.ndarray) -> FourArrays:
+        """Return mean and std of y, (n,) or (n, t), and their gradients in X with an axis more."""
+        mean, var, d_mean, d_var = self._by_chunks(
+            self._latent_gradients, X, self._graph_bytes_per_row()
+        )
+        d_var[var < 0] = 0.0  # which are clipped
+        var, d_var = self._varied_gradients(X, clip_variance(var), d_var)
+        slopes = self._moment_slopes(mean, var, **offset)
+        mean, var = self._predictive_moments(mean, var, **offset)
+        if slopes is not None:
+            by_mean, by_var = (
+                a[:, None] * d_mean + b[:, None] * d_var for a, b in (slopes[:2], slopes[2:])
+            )
+            d_mean, d_var = by_mean, by_var
+        return self._observed_gradients(X, mean, var, d_mean, d_var)
 
     def _by_target(self, mean: Any) -> Any:
         """Means (n, t) of all targets, given those of targets that vary; of one as (n,)."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -12,11 +11,9 @@ from sklearn.metrics import r2_score
 from sklearn.utils import check_random_state
 
 from skgp.blocks import is_dask
-from skgp.estimators._base import clip_variance
 from skgp.estimators._blocks import in_memory, over_rows
 from skgp.estimators._fitting import within_limits
 from skgp.estimators._predictive import (
-    FourArrays,
     check_gradients_asked,
     gaussian_draws,
     of_targets,
@@ -345,18 +342,6 @@ class RegressionPredictions(RegressorMixin, RegressionData):
         mean, var = self._by_target(mean), var.reshape(len(var), -1)[:, 0]
         return mean, var if mean.ndim == 1 else var[:, None]
 
-    def _joint_moments(self, X: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return `_latent_mean_and_covariance`, of a process whose variance may depend on x."""
-        return self._latent_mean_and_covariance(X)
-
-    def _observation_moments(self, X: np.ndarray, **offset: np.ndarray) -> tuple[Any, Any]:
-        """Return mean and variance of z at the rows of X."""
-        return self._predictive_moments(*self._latent_moments(X), **offset)
-
-    def _observation_covariance(self, X: np.ndarray, **offset: np.ndarray) -> tuple[Any, Any]:
-        """Return the same with the covariance (n, n) in place of the variance."""
-        return self._predictive_covariance(*self._joint_moments(X), **offset)
-
     #: Whether z is a mixture of normal distributions, `_components`, and not as `_likelihood` says.
     _is_mixture = False
 
@@ -407,26 +392,3 @@ class RegressionPredictions(RegressorMixin, RegressionData):
         """Return joint draws of f at the rows of X, (n, n_samples) or (n, t, n_samples); O(n^3)."""
         check_joint_memory(len(X), "Draw at fewer of them at once")
         return gaussian_draws(*self._joint_moments(X), n_samples, rng)
-
-    def _varied_gradients(self, X: np.ndarray, var: np.ndarray, d_var: np.ndarray) -> Any:
-        """Return variances (n,) and their gradients (n, d), where variances depend on x by g.
-
-        Given those of f at constant variance; noise has its excess over its constant.
-        """
-        return var, d_var
-
-    def _predictive_gradients(self, X: np.ndarray, **offset: np.ndarray) -> FourArrays:
-        """Return mean and std of y, (n,) or (n, t), and their gradients in X with an axis more."""
-        mean, var, d_mean, d_var = self._by_chunks(
-            self._latent_gradients, X, self._graph_bytes_per_row()
-        )
-        d_var[var < 0] = 0.0  # which are clipped
-        var, d_var = self._varied_gradients(X, clip_variance(var), d_var)
-        slopes = self._moment_slopes(mean, var, **offset)
-        mean, var = self._predictive_moments(mean, var, **offset)
-        if slopes is not None:
-            by_mean, by_var = (
-                a[:, None] * d_mean + b[:, None] * d_var for a, b in (slopes[:2], slopes[2:])
-            )
-            d_mean, d_var = by_mean, by_var
-        return self._observed_gradients(X, mean, var, d_mean, d_var)

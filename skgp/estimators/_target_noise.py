@@ -162,8 +162,7 @@ class LogScale(RegressionPredictions):
         some = np.maximum(y, np.finfo(np.float64).tiny)
         log_density = super()._observed_log_density(X, some, **offset) - np.log(some)
         rate, below = self._gross_errors_below()
-        with np.errstate(divide="ignore"):  # log(0) without
-            others = np.log(rate) + norm.logpdf(y, *self._moments_of_y)
+        others = np.log(rate) + norm.logpdf(y, *self._moments_of_y) if rate else -np.inf
         return np.where(y > 0, np.log1p(-below) + log_density, others)
 
     def _observed_quantiles(self, X: np.ndarray, levels: np.ndarray, **offset: Any) -> np.ndarray:
@@ -181,9 +180,10 @@ class LogScale(RegressionPredictions):
 
         Where the data were positive and log y is the estimator's own choice; 0 and 0 elsewhere.
         """
-        rate = self._gross_error_rate * (self._of_log and self.likelihood == "auto")
+        if not (self._gross_error_rate and self._of_log and self.likelihood == "auto"):
+            return 0.0, 0.0
         mean, std = self._moments_of_y
-        return rate, rate * float(norm.cdf(-mean / std))
+        return self._gross_error_rate, self._gross_error_rate * float(norm.cdf(-mean / std))
 
 
 def capped(data: Data) -> Data:

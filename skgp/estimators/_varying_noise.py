@@ -89,7 +89,7 @@ class VaryingNoise(LogScale):
                 return False
         elif not self.heteroscedastic:
             return False
-        return self._learns and data.y.ndim == 1 and bool(data.y.max() > data.y.min())
+        return self._learns and data.varies
 
     def _learn_noise_function(self, data: Data) -> NoiseFunction | None:
         data = data.merged(any_likelihood=True)

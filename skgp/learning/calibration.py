@@ -32,7 +32,7 @@ from torch import Tensor
 
 from skgp.data import Data, replicates
 from skgp.inference.defaults import LEAST_SHARE
-from skgp.inference.natural import without_site
+from skgp.inference.sites import without_site
 from skgp.inference.sparse import SparsePosterior, whitened_features
 from skgp.learning.defaults import (
     COUPLING_BETA,

@@ -108,9 +108,7 @@ class NoiseFunction:
 
         (S, n) each; the values have the weights `component_weights`. ``O(n m (m + d))``.
         """
-        mean, spread = self.moments(X)
-        nodes, _ = gauss_hermite(defaults.NOISE_NODES, mean)
-        g = mean + spread.sqrt() * nodes[:, None]
+        g = _values(*self.moments(X))
         return (self.power(var) * g).exp(), self.of_noise(g, noise)
 
     def moments(self, X: Tensor) -> tuple[Tensor, Tensor]:
@@ -150,6 +148,12 @@ class NoiseFunction:
 def component_weights() -> np.ndarray:
     """Of the values of g that a mixture has, (S,)."""
     return gauss_hermite(defaults.NOISE_NODES, torch.zeros(1, dtype=torch.float64))[1].numpy()
+
+
+def _values(mean: Tensor, spread: Tensor) -> Tensor:
+    """Of g (S, n), of these weights, given its moments (n,)."""
+    nodes, _ = gauss_hermite(defaults.NOISE_NODES, mean)
+    return mean + spread.sqrt() * nodes[:, None]
 
 
 def learn_noise_function(kernel: Any, data: Data, smoother: Any = None) -> NoiseFunction | None:
@@ -309,10 +313,9 @@ class Judged:
 
     def loss(self, scatter: float = 0.0, shift: float = 0.0) -> np.ndarray:
         """Negative log densities (n,) by variances that vary, in nats."""
-        nodes, weights = gauss_hermite(defaults.NOISE_NODES, self.mean)
-        g = self.mean + shift + (self.spread + scatter).sqrt() * nodes[:, None]
+        g = _values(self.mean + shift, self.spread + scatter)
         var = self.variance * (self.power * g).exp() + self.noise * g.exp()
-        return -mixture_log_density(*to_arrays(weights, 0 * var, var, self.error))
+        return -mixture_log_density(component_weights(), *to_arrays(0 * var, var, self.error))
 
     def are_likelier(self) -> bool:
         """Whether they are clearly likelier so than by variances that do not vary."""
@@ -339,7 +342,7 @@ class Split:
         #: Each held out of all that g is learned from.
         self.folds: Any = [others[: defaults.NOISE_JUDGED]]
         if n <= defaults.NOISE_FOLDED:
-            self.folds = order.tensor_split(defaults.NOISE_FOLDS)
+            self.folds = order.tensor_split(min(n, defaults.NOISE_FOLDS))
 
     def posterior(self, kernel: Any) -> PosteriorOfLogs:
         """The likeliest, from errors of a process."""

@@ -67,7 +67,6 @@ from skgp.inference.natural import (
     fit_sites,
     natural_steps,
     unsettled,
-    without_site,
 )
 from skgp.inference.neighbors.conditionals import Tiles
 from skgp.inference.neighbors.posterior import SWSGPState
@@ -80,6 +79,7 @@ from skgp.inference.neighbors.system import (
     local_system,
     summarize,
 )
+from skgp.inference.sites import without_site
 from skgp.learning.defaults import FEW_ROWS, LEARNING_RATE
 from skgp.learning.local import defaults
 from skgp.learning.local.bound import Objective, total_bound

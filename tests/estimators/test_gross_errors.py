@@ -117,3 +117,11 @@ def test_targets_that_were_positive_may_be_none():
     assert below + np.trapezoid(density, grid) == pytest.approx(0.5, abs=2e-4)
     asked = skgp.QSGPRegressor(likelihood="lognormal", random_state=0).fit(X, y)
     assert asked.log_predictive_density(X[:1], [0.0]) == -np.inf
+
+
+def test_equal_targets_that_are_asked_to_be_log_normal_have_densities():
+    X = np.linspace(0, 1, 20)[:, None]
+    model = skgp.QSGPRegressor(likelihood="lognormal", random_state=0).fit(X, np.full(20, 3.0))
+    density = model.log_predictive_density(X[:2], [3.0, -1.0])
+    assert density[0] > 0 and density[1] == -np.inf
+    np.testing.assert_allclose(model.predict_interval(X), 3.0, rtol=1e-2)

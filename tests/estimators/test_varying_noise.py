@@ -1,6 +1,8 @@
 """Regressors of noise that depends on x: when they are, and what every prediction makes of it."""
 
+import copy
 import pickle
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -120,6 +122,31 @@ def test_draws_are_of_the_same_distribution(model, rows):
     products = (f - mean[:, None])[:, None] * (f - mean[:, None])  # (9, 9, n)
     error = products.std(axis=2) / np.sqrt(n)
     assert np.abs((products.mean(axis=2) - covariance) / error).max() < 4.5
+
+
+def test_scatter_is_of_single_observations_and_f_continuous(model, rows):
+    """Draws of y are of the mixture with it; those of f have its mean, without jumps."""
+    model = copy.copy(model)
+    model._noise_function = replace(model._noise_function, scatter=1.0, shift=0.25, exponent=1.0)
+    model._gross_error_rate = 0.0
+    n = 20_000
+    draws = model.sample_y(rows, n, random_state=0)
+    for level in (0.01, 0.05, 0.3, 0.95):
+        below = (draws < model.predict_quantiles(rows, level)[:, None]).mean(axis=1)
+        assert np.abs((below - level) / np.sqrt(level * (1 - level) / n)).max() < 4.5
+    var = model.latent_mean_and_variance(rows)[1]
+    covariance = model.latent_mean_and_covariance(rows)[1]
+    np.testing.assert_allclose(covariance.diagonal(), var, rtol=1e-6)
+    pair = rows[0] + np.array([[0.0], [1e-5]])
+    near = model.sample_f(pair, 200, random_state=0)
+    assert np.abs(near[0] - near[1]).max() < 0.05 * near.std()
+
+
+@pytest.mark.parametrize("n", [2, 3, 4, 7])
+def test_few_rows_have_it_where_it_is_asked_for(n):
+    X, y = problem(n)
+    model = skgp.QSGPRegressor(heteroscedastic=True, random_state=0).fit(X, y)
+    assert not is_constant(model) and np.isfinite(model.predict_interval(X)).all()
 
 
 def test_what_is_known_of_the_variances_is_asked_once_and_not_by_means(model, rows, monkeypatch):

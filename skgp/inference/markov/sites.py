@@ -51,7 +51,7 @@ from torch import Tensor
 
 from skgp.inference import defaults
 from skgp.inference.markov.series import Series
-from skgp.inference.natural import without_site
+from skgp.inference.sites import without_site
 from skgp.kernels.sde import Dynamics
 from skgp.likelihoods import Likelihood
 from skgp.linalg.runtime import Callback, namespace
