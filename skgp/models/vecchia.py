@@ -85,7 +85,6 @@ import torch
 from torch import Tensor
 
 from skgp.data import Data
-from skgp.inference.defaults import LEAST_SHARE
 from skgp.inference.vecchia.hessian import DenseHessian
 from skgp.inference.vecchia.laplace import LatentMode
 from skgp.inference.vecchia.neighbors import order_of
@@ -277,5 +276,4 @@ def left_out(mode: LatentMode, X: Tensor) -> tuple[Tensor, Tensor]:
     root, (N, c) = mode.root, mode.weights.shape
     spread = DenseHessian(root, mode.curvature).spread()
     C = root.matmul(spread.reshape(N, -1)).reshape(root.n_rows, c, -1).square().sum(2)
-    parts = mode.latent, C, mode.problem.slope(mode.latent), mode.curvature
-    return without_own(X, *parts, least=LEAST_SHARE)
+    return without_own(X, mode.latent, C, mode.problem.slope(mode.latent), mode.curvature)

@@ -7,6 +7,7 @@ from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import (
     RBF,
     ConstantKernel,
+    ExpSineSquared,
     Matern,
     RationalQuadratic,
     WhiteKernel,
@@ -16,6 +17,7 @@ from skgp.data import Data, merge_replicates
 from skgp.kernels import ActiveDims, split_noise
 from skgp.kernels import pairwise as module
 from skgp.learning.evidence import ExactEvidence, leave_one_out_log_density
+from skgp.linalg import NotPositiveDefiniteError
 from tests.reference.gaussian import left_out
 from tests.reference.kernels import naive_gram
 from tests.reference.qsgp import numerical_gradient
@@ -89,6 +91,20 @@ def test_evidence_side_by_side_and_values_alone_are_those_one_by_one(name, few_r
     np.testing.assert_allclose(evidence.of_many(theta, slope=False)[0], expected, rtol=1e-9)
     np.testing.assert_allclose([evidence.value(at) for at in theta], expected, rtol=1e-9)
     np.testing.assert_allclose(gradients, [e.gradient for e in each], rtol=1e-7, atol=1e-8)
+
+
+def test_side_by_side_a_covariance_without_a_factor_has_no_evidence_and_others_theirs(rng):
+    """Of a kernel that is none on a plane: of a period along distances."""
+    X, y = rng.uniform(0, 40, (60, 2)), rng.normal(size=60)
+    kernel = ExpSineSquared(1.0, 1.0) + WhiteKernel(1e-6, (1e-9, 10.0))
+    evidence = ExactEvidence(kernel, Data(torch.tensor(X), torch.tensor(y)))
+    theta = np.array([[np.log(3.0), 0.0, np.log(1e-6)], [np.log(50.0), np.log(200.0), 0.0]])
+    with pytest.raises(NotPositiveDefiniteError):
+        evidence.value(theta[0])
+    for slope in (False, True):
+        values, _ = evidence.of_many(theta, slope=slope)
+        assert np.isnan(values[0])
+        assert values[1] == pytest.approx(evidence.value(theta[1]), rel=1e-9)
 
 
 @each_kernel

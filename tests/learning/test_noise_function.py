@@ -229,6 +229,16 @@ def test_shift_and_scatter_are_those_that_errors_held_out_tell_of():
     torch.testing.assert_close((joint[0], joint[1].diagonal()), (mean + 0.25, spread))
 
 
+def test_errors_of_single_observations_that_scatter_are_found():
+    """Noise of Student's t, whose size also depends on x."""
+    data = problem(400)
+    x, rng = data.X[:, 0], np.random.default_rng(2)
+    noise = torch.from_numpy(rng.standard_t(2.5, 400))
+    data.y.copy_((6 * x).sin() + 0.02 * (4 * x).exp() * noise)
+    assert learned(data, choose=True).scatter > 0
+    assert learned(problem(400), choose=True).scatter == 0
+
+
 def test_what_is_held_out_tells_nothing_of_the_variances_by_which_it_is_judged():
     data = problem(150)
     kernel = maximise_evidence(KERNEL, data, max_iter=30)[0].kernel

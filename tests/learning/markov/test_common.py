@@ -9,9 +9,11 @@ from sklearn.gaussian_process.kernels import Matern
 from skgp import StateSpaceGPClassifier, StateSpaceGPRegressor
 from skgp.inference.markov.additive import DistinctRows
 from skgp.kernels import ActiveDims
+from skgp.learning.markov import choice
 from skgp.learning.markov.additive import RowsEvidence
-from skgp.learning.markov.choice import CommonClimb
+from skgp.learning.markov.choice import CommonClimb, apart_if_likelier
 from skgp.learning.markov.defaults import COMMON_LOG_SD, NOISE_LOG_SD
+from skgp.learning.markov.search import Component, Search
 from skgp.likelihoods import Gaussian
 
 NOISE = Gaussian(0.1, bounds=(1e-6, 10.0))
@@ -112,3 +114,18 @@ def test_few_labels_do_not_make_columns_follow_the_noise(d, slope, most):
     model = StateSpaceGPClassifier().fit(X, y)
     loss = -model.log_predictive_density(X_new, y_new).mean()
     assert loss < most
+
+
+@pytest.mark.parametrize(
+    ("n_columns", "n_kept", "least"),
+    [(20, 2, 2 * (1.5 + np.log(10))), (20, 20, 20.0), (4, 3, 4.0), (3, 1, 1.5 + np.log(3))],
+)
+def test_columns_that_matter_pay_for_their_own_or_all_a_nat(monkeypatch, n_columns, n_kept, least):
+    """Of columns with 1 or .001 of the variance; at most a nat for every column."""
+    variances = np.where(np.arange(n_columns) < n_kept, 1.0, 1e-3)
+    apart = Search([Component(v * Matern(1.0, nu=1.5)) for v in variances], torch.zeros(1), 0.0)
+    together = Search(apart.components, torch.zeros(1), 0.0)
+    for gain in (least - 0.01, least + 0.01):
+        monkeypatch.setattr(choice, "evidence_at", lambda found, *_, g=gain: g * (found is apart))
+        chosen = apart_if_likelier(apart, together, None, None)
+        assert chosen is (apart if gain > least else together)
