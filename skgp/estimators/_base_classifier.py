@@ -66,6 +66,7 @@ from skgp.estimators._blocks import in_memory, over_rows, training_blocks
 from skgp.estimators._classification_data import ClassificationData, encode
 from skgp.estimators._fitting import fit_context, fit_session, within_limits
 from skgp.estimators._kernels import default_classification_kernels, refuse_noise
+from skgp.estimators._validation import check_targets
 from skgp.estimators.defaults import (
     FEW_LABEL_SCALE_STD,
     FEW_LABELS,
@@ -249,8 +250,9 @@ class BaseGPClassifier(ClassifierMixin, ClassificationData):
         -------
         float
         """
-        found = map(in_memory, (y, self.predict(X)))
-        return accuracy_score(*found, sample_weight=in_memory(sample_weight))
+        labels, found = map(in_memory, (y, self.predict(X)))
+        check_targets(labels, numeric=False)
+        return accuracy_score(labels, found, sample_weight=in_memory(sample_weight))
 
     def _log_class_probability(self, mean: np.ndarray, var: np.ndarray | None) -> np.ndarray:
         """Return log P(Y = +1), (n, c), for f ~ N(mean, var), or f = mean where var is None."""

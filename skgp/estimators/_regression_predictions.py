@@ -19,7 +19,13 @@ from skgp.estimators._predictive import (
     of_targets,
 )
 from skgp.estimators._regression_data import RegressionData
-from skgp.estimators._validation import check_joint_memory, check_n_samples, checked_levels, ends_of
+from skgp.estimators._validation import (
+    check_joint_memory,
+    check_n_samples,
+    check_targets,
+    checked_levels,
+    ends_of,
+)
 from skgp.inference.gp_mixture import mixture_log_density, mixture_moments, mixture_quantiles
 
 
@@ -270,8 +276,9 @@ class RegressionPredictions(RegressorMixin, RegressionData):
         float
             The mean over targets.
         """
-        mean = self.predict(X, exposure=exposure)
-        return r2_score(*map(in_memory, (y, mean)), sample_weight=in_memory(sample_weight))
+        targets, mean = map(in_memory, (y, self.predict(X, exposure=exposure)))
+        check_targets(targets, numeric=True)
+        return r2_score(targets, mean, sample_weight=in_memory(sample_weight))
 
     @over_rows
     @within_limits

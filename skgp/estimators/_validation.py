@@ -81,7 +81,7 @@ def told_of_text(X: Any, y: Any = None, *, numeric: bool = False) -> Iterator[No
     _refuse_masked(X, "X")
     if not (y is None or is_dask(y) or issparse(y)):
         _refuse_masked(y, "y")
-        _check_targets(y, numeric)
+        check_targets(y, numeric)
     try:
         yield
     except (TypeError, ValueError) as error:
@@ -120,7 +120,7 @@ def _refuse_masked(values: Any, name: str) -> None:
         )
 
 
-def _check_targets(y: Any, numeric: bool) -> None:
+def check_targets(y: Any, numeric: bool) -> None:
     """ValueError of targets without a value; if `numeric` of text and dates, too."""
     values = np.asarray(y)
     # Of objects scikit-learn makes numbers, of arrays of text not even where they spell numbers.
@@ -160,15 +160,18 @@ def _advice_on_names(X: Any, message: str) -> str:
 
 def _advice_on_missing(X: Any, message: str) -> str:
     """Where X holds NaN or infinity, and the remedy; "" of other errors."""
+    if "NAType" in message:  # of pandas among objects, which scikit-learn takes for no number
+        message = "Input X contains NaN"
     if not message.startswith("Input X contains"):
         return ""
     try:
         as_numbers = {"na_value": np.nan} if hasattr(X, "iloc") else {}  # NA of pandas
         table = X.to_numpy(np.float64, **as_numbers) if as_numbers else np.asarray(X, np.float64)
+        missing = ~np.isfinite(table)
     except (TypeError, ValueError):  # absent values of other kinds
-        return ""
-    missing = ~np.isfinite(table)
-    if missing.ndim != 2:
+        values = np.asarray(X, dtype=object)
+        missing = absent(values.ravel()).reshape(values.shape)
+    if missing.ndim != 2 or not missing.any():
         return ""
     names = np.asarray(getattr(X, "columns", np.arange(missing.shape[1])))[missing.any(0)]
     return (

@@ -97,13 +97,14 @@ class StateSpace:
         hypers = owned(self.kernel)
         self._free = [hyper for _, hyper in hypers if not hyper.fixed]
         #: Its hyper-parameters, and their bounds: logarithms.
-        self.theta = _logarithms([getattr(leaf, h.name) for leaf, h in hypers if not h.fixed])
         self.bounds = _logarithms([hyper.bounds for hyper in self._free]).reshape(-1, 2)
+        logs = _logarithms([getattr(leaf, hyper.name) for leaf, hyper in hypers])
+        moves = [not hyper.fixed for _, hyper in hypers for _ in range(hyper.n_elements)]
+        self.theta = logs[moves]
         #: Slopes (q, t) of the parameters in theta where they are known to be affine.
         self.slopes: np.ndarray | None = None
         #: Whether it is the kernel itself, whatever the values of its hyper-parameters.
         self.is_exact = False
-        logs = _logarithms([getattr(leaf, hyper.name) for leaf, hyper in hypers])
         known = None
         if all(hyper.n_elements == 1 for _, hyper in hypers) and np.isfinite(logs).all():
             known = affine_form(self.kernel, tolerance)
@@ -112,7 +113,7 @@ class StateSpace:
             self._primitives = [[f.primitive for f in c.factors] for c in components]
         else:
             self._own = torch.from_numpy(known.level + known.slopes @ logs)
-            self.slopes = known.slopes[:, [not hyper.fixed for _, hyper in hypers]]
+            self.slopes = known.slopes[:, moves]
             self.is_exact, self._primitives = known.is_exact, known.primitives
         self._moves: dict[tuple[bool, ...] | None, list[tuple[bool, ...]]] = {}
         self.n_parameters = _count_parameters(self._primitives)

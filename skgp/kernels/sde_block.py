@@ -56,7 +56,11 @@ class Block:
         self.rates = tuple(rates)
         #: Which derivatives a covariance is asked for: in the log variance, then the log rates.
         self.moving = (True,) * (1 + len(self.rates)) if moving is None else tuple(moving)
-        self.n_states = math.prod(p.n_states for p in self.primitives)
+
+    @cached_property
+    def n_states(self) -> int:
+        """d."""
+        return math.prod(p.n_states for p in self.primitives)
 
     @property
     def is_stationary(self) -> bool:

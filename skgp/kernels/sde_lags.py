@@ -207,14 +207,26 @@ class _Products:
     places: list[int] = field(default_factory=list)
     rate_places: list[list[int]] = field(default_factory=list)
 
+    _kept: dict[Any, tuple[Tensor, ...]] = field(default_factory=dict)
+
+    def constants(self, like: Tensor) -> tuple[Tensor, ...]:
+        """Columns (g,), variances (g,), rates (g, k), and places (1 + k, g), made once."""
+        key = like.dtype, like.device
+        if key not in self._kept:
+            places = [self.places, *zip(*self.rate_places, strict=True)]
+            whole = [constant(x, dtype=torch.int64, device=key[1]) for x in (self.columns, places)]
+            numbers = constant_like(self.variances, like), constant_like(self.rates, like)
+            self._kept[key] = whole[0], *numbers, whole[1]
+        return self._kept[key]
+
     def gaps(self, left: Tensor, right: Tensor) -> Tensor:
         """Distances (g, n, m) of the inputs (c, n) and (c, m)."""
-        columns = constant(self.columns, dtype=torch.int64, device=left.device)
+        columns, *_ = self.constants(left)
         return (left[columns, :, None] - right[columns, None]).abs_()
 
     def factors(self, gaps: Tensor) -> list[tuple[Tensor, Tensor]]:
         """c and r c' of each factor, (g, n, m)."""
-        rates = constant_like(self.rates, gaps)
+        _, _, rates, _ = self.constants(gaps)
         return [
             CORRELATIONS[name](gaps * rates[:, i, None, None]) for i, name in enumerate(self.names)
         ]
@@ -225,7 +237,7 @@ class _Products:
         if not self.names:
             return torch.ones_like(gaps)
         if asks_for_gradients(left):
-            rates = constant_like(self.rates, gaps).T[..., None, None]  # (k, g, 1, 1)
+            rates = self.constants(gaps)[2].T[..., None, None]  # (k, g, 1, 1)
             parts = zip(rates, self.names, strict=True)
             return reduce(torch.mul, [_Correlation.apply(gaps * r, name) for r, name in parts])
         return reduce(torch.mul, [value for value, _ in self.factors(gaps)])
@@ -233,7 +245,7 @@ class _Products:
     def slopes(self, left: Tensor, right: Tensor, K_bar: Tensor) -> tuple[Tensor, list[Tensor]]:
         """Contractions (g,) of K_bar (n, m) with the derivatives in log variances and log rates."""
         gaps = self.gaps(left, right)
-        variances, bar = constant_like(self.variances, gaps), K_bar.reshape(-1)
+        (_, variances, *_), bar = self.constants(gaps), K_bar.reshape(-1)
 
         def contract(values: Tensor) -> Tensor:
             return variances * (values.reshape(len(values), -1) @ bar)
@@ -288,9 +300,9 @@ class Covariances:
         """Covariances of the components between inputs (c, n) and (c, m), (c, n, m)."""
         found = left.new_zeros(len(left), left.shape[1], right.shape[1])
         for group in self._groups:
-            variances = constant_like(group.variances, left)[:, None, None]
-            columns = constant(group.columns, dtype=torch.int64, device=left.device)
-            found.index_add_(0, columns, group.correlations(left, right).mul_(variances))
+            columns, variances, *_ = group.constants(left)
+            values = group.correlations(left, right).mul_(variances[:, None, None])
+            found.index_add_(0, columns, values)
         return found
 
     def levels(self, x: Tensor, shares: Tensor) -> Tensor:
@@ -320,16 +332,14 @@ class Covariances:
             bar = lower[rows, : rows.stop]
             for group in self._groups:
                 slope, slopes = group.slopes(x[:, rows], x[:, : rows.stop], bar)
-                places = [group.places, *zip(*group.rate_places, strict=True)]
-                for at, each in zip(places, [slope, *slopes], strict=True):
-                    total[constant(at, dtype=torch.int64, device=x.device)] += each
+                total[group.constants(x)[-1]] += torch.stack([slope, *slopes])
         return list(total.cpu().split(self._sizes))
 
     def _sum(self, left: Tensor, right: Tensor) -> Tensor:
         found = left.new_zeros(left.shape[1] * right.shape[1])
         for group in self._groups:
             values = group.correlations(left, right).reshape(len(group.columns), -1)
-            found += constant_like(group.variances, left) @ values
+            found += group.constants(left)[1] @ values
         return found.reshape(left.shape[1], -1)
 
     def _rows(self, n: int, m: int) -> Iterator[slice]:

@@ -80,6 +80,11 @@ def test_missing_inputs_are_found(name):
     model = getattr(skgp, name)(optimizer=None)
     with pytest.raises(ValueError, match=r"NaN, in the column\(s\) 'b'; first in row 7 \(2 of 20"):
         model.fit(table, y)
+    objects = table.astype(object).mask(table.isna(), pd.NA)
+    with pytest.raises(ValueError, match=r"NaN, in the column\(s\) 'b'; first in row 7 .*Imputer"):
+        model.fit(objects, y)
+    with pytest.raises(ValueError, match=r"NaN, in the column\(s\) 1; first in row 7 \(2 of 20"):
+        model.fit(objects.to_numpy(), y)
     model.fit(table[["a"]], y)
     with pytest.raises(ValueError, match=r"infinity.*column\(s\) 'a'; first in row 1 .*Imputer"):
         model.predict(pd.DataFrame({"a": [0.0, np.inf, 1.0]}))
@@ -155,8 +160,9 @@ def test_missing_labels_are_found(name):
 def test_scored_targets_are_checked(name):
     y = np.where(Y > 0.5, "yes", "no") if name.endswith("Classifier") else Y
     model = getattr(skgp, name)(optimizer=None).fit(X, y)
-    with pytest.raises(ValueError, match=r"y contains NaN; first in row 7 \(1 of 20 rows\)"):
-        model.log_predictive_density(X, np.where(np.arange(20) == 7, None, y))
+    for scored in [model.log_predictive_density] + [model.score] * (name in OWN):
+        with pytest.raises(ValueError, match=r"y contains NaN; first in row 7 \(1 of 20 rows\)"):
+            scored(X, np.where(np.arange(20) == 7, None, y))
     with pytest.raises(ValueError, match="inconsistent numbers of samples"):
         model.log_predictive_density(X, y[:3])
 

@@ -118,7 +118,15 @@ class SeriesPosterior(Density):
 
     def log_densities(self, x: np.ndarray) -> np.ndarray:
         """As of `Density`."""
-        return self.log_densities_and_gradients(x)[0]
+        if self.short is None:
+            return self.log_densities_and_gradients(x)[0]
+        values = -0.5 * (((x - self._medians) / self._sd) ** 2).sum(1)
+        for i, u in enumerate(x):
+            try:
+                values[i] += self.short.value(u)
+            except ValueError:
+                values[i] = -math.inf
+        return values
 
     def why_it_vanishes(self, u: np.ndarray) -> str:
         """For the error of a search without a start."""
@@ -159,7 +167,7 @@ def averaged(
         points = average(found, starts, objective, likelihood, series)
     elif defaults.TREND_LEAST_ROWS <= n_rows <= defaults.AROUND_ROWS:
         points = around(found, objective, likelihood)
-    if parts_of(series).span and defaults.LINE_LEAST_ROWS <= n_rows < defaults.TREND_LEAST_ROWS:
+    if defaults.LINE_LEAST_ROWS <= n_rows < defaults.TREND_LEAST_ROWS and parts_of(series).span:
         rival, share = _over_line(found, objective, likelihood, rest)
     else:
         share = structure.share

@@ -166,7 +166,7 @@ class Component:
     @property
     def variance(self) -> float:
         """Prior variance."""
-        return sum(block.variance for _, block in self.dynamics().blocks)
+        return float(self.parameters(self.theta)[: len(self.form.order)].exp().sum())
 
 
 def _find_slopes(form: StateSpace) -> Tensor | None:
@@ -206,8 +206,8 @@ class ClosedForm:
         slope = 0.5 * (self._misfit(q, noise) / noise + q.spread - self.total)
         return q.log_normalizer + constant, slope, q
 
-    def short(self, process: Dynamics) -> ShortSeries | None:
-        """The same value as a function of the process's parameters, of a short series."""
+    def short(self, component: Component) -> ShortSeries | None:
+        """The same value as a function of the form's parameters, of a short series."""
         return None
 
     def _condition(self, dynamics: Processes, noise: float, rough: bool = False) -> Any:
@@ -224,6 +224,7 @@ class GaussianEvidence(ClosedForm):
 
     def __init__(self, series: Series) -> None:
         self.series, self.total = series, series.total
+        self._short: dict[StateSpace, ShortSeries | None] = {}
         self._centre = series.totals / series.counts
         # Within equal times; with the sites centred, little noise makes no large terms that cancel.
         deviation = series.y - series.at_rows(self._centre)
@@ -234,15 +235,19 @@ class GaussianEvidence(ClosedForm):
         lags = self.series.lags_of(process)
         return None if lags is None else DensePrior(process, lags)
 
-    def short(self, process: Dynamics) -> ShortSeries | None:
-        """As of `ClosedForm`."""
-        lags = self.series.lags_of(process)
-        shapes = (p.has_shape for _, block in process.blocks for p in block.primitives)
-        if lags is None or any(shapes):
-            return None
-        _, counts, centre = self._arrays
-        covariance = ShortCovariance(process, lags)
-        return ShortSeries(covariance, centre, counts, self.total, self._squares)
+    def short(self, component: Component) -> ShortSeries | None:
+        """As of `ClosedForm`; made once for a form, whose values of what is fixed it holds."""
+        if component.form not in self._short:
+            process = component.dynamics()
+            lags = self.series.lags_of(process)
+            shapes = (p.has_shape for _, block in process.blocks for p in block.primitives)
+            made = None
+            if lags is not None and not any(shapes):
+                _, counts, centre = self._arrays
+                covariance = ShortCovariance(process, lags)
+                made = ShortSeries(covariance, centre, counts, self.total, self._squares)
+            self._short[component.form] = made
+        return self._short[component.form]
 
     def _condition(self, dynamics: Processes, noise: float, rough: bool = False) -> SitesEvidence:
         process, *_ = dynamics

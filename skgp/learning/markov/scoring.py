@@ -143,8 +143,7 @@ class SeriesLoss:
 
     def __init__(self, component: Component, evidence: Any) -> None:
         self._component, self._evidence, self._total = component, evidence, evidence.total
-        process = component.affine_dynamics(component.theta.numpy())
-        self._short: ShortSeries | None = evidence.short(process)
+        self._short: ShortSeries | None = evidence.short(component)
         slopes = cast(Tensor, component.slopes).T.numpy()  # (t, q) of the dynamics
         self._slopes = slopes
         if self._short is not None:
@@ -164,11 +163,12 @@ class SeriesLoss:
         self, likelihood: Likelihood, parameters: Tensor | None
     ) -> tuple[np.ndarray, np.ndarray]:
         """Where a search starts, and the bounds (t + 1, 2)."""
-        component, theta = self._component, self._component.theta
-        parameters = likelihood.initial(theta) if parameters is None else parameters
-        ends = zip((component.low, component.high), likelihood.box(theta), strict=True)
-        bounds = np.stack([np.concatenate(end) for end in ends], 1)
-        return np.concatenate([theta, parameters]).clip(*bounds.T), bounds
+        component = self._component
+        free = np.log([*likelihood.free_parameters()])
+        bounds = np.concatenate([component.form.bounds, free[:, 1:]])
+        begin = free[:, 0] if parameters is None else parameters.numpy()
+        start = np.concatenate([component.theta.numpy(), begin])
+        return np.minimum(np.maximum(start, bounds[:, 0]), bounds[:, 1]), bounds
 
     def __call__(self, x: np.ndarray) -> tuple[float, np.ndarray, ShortEvidence | None]:
         """The loss, its gradient (t + 1,), and what else is known of a short series."""
@@ -203,7 +203,7 @@ class SeriesLoss:
 
         By `ShortEvidence.gains`; None where that is not known.
         """
-        found, part = self.evidence(x), self._evidence.short(other.dynamics())
+        found, part = self.evidence(x), self._evidence.short(other)
         if found is None or part is None:
             return None
         K = np.stack([part.covariance.at(other.affine(theta)).K for theta in thetas])
@@ -216,8 +216,8 @@ class SeriesLoss:
 
     def search(self, x: np.ndarray, value: float, values: Sequence[float] = ()) -> Search:
         """A search that ended at x, and had some values on its way."""
-        theta, noise = torch.from_numpy(x.copy()).tensor_split([-1])
-        moved = self._component.at(theta.clamp(self._component.low, self._component.high))
+        noise, (low, high) = torch.from_numpy(x[-1:].copy()), self._component.form.bounds.T
+        moved = self._component.at(torch.from_numpy(np.minimum(np.maximum(x[:-1], low), high)))
         history = [each / self._total for each in values]
         return Search([moved], noise, value, len(values), history)
 

@@ -113,11 +113,12 @@ def with_structure(
     wandering = climb(total(trend), None, criterion(trending))
     trending = max(trending, wandering, key=criterion)
     backgrounds = Backgrounds(trending, n, likelihood)
-    trending, seasons = _with_seasons(trending, trend, series, backgrounds, climb, criterion)
+    trending, seasons = _with_seasons(trending, trend, make, series, backgrounds, climb, criterion)
     if n < defaults.TREND_LEAST_ROWS:  # :mod:`.averaging` has lines beneath the process
         waves = climb(total([best.kernel, *seasons]), best.parameters) if seasons else best
         return Structure(max(best, waves, key=criterion))
-    best, still = _stationary(best, seasons, trending.parameters, series, climb, criterion)
+    place = seasons, trending.parameters, make, n
+    best, still = _stationary(best, *place, climb, criterion)
     noise, first = float(trending.parameters[0].exp()), trending
     short = Component(make.short())
     hoped = defaults.SCORE_OUTLOOK * promised_gain(first, short, objective)
@@ -138,6 +139,7 @@ def with_structure(
 def _with_seasons(
     trending: Search,
     trend: Sequence[Any],
+    make: SeriesParts,
     series: Series,
     backgrounds: "Backgrounds",
     climb: Callable[[Any], Search],
@@ -147,7 +149,7 @@ def _with_seasons(
 
     Of few times also with seasons that drift as growth makes them, of three times the states.
     """
-    make, seasons, drifts = parts_of(series), list[Any](), [0.5]
+    seasons, drifts = list[Any](), [0.5]
     if len(series.times) <= MAX_TIMES:
         drifts.append(2.5)
     for season in propose_seasons(series, backgrounds):
@@ -165,7 +167,8 @@ def _stationary(
     best: Search,
     seasons: Sequence[Any],
     parameters: Tensor,
-    series: Series,
+    make: SeriesParts,
+    n: int,
     climb: Callable[..., Search],
     criterion: Callable[[Search], float],
 ) -> tuple[Search, Search]:
@@ -173,11 +176,11 @@ def _stationary(
 
     Seasons are where they are likely beside a trend, with `parameters` of the likelihood.
     """
-    make, still = parts_of(series), None
+    still = None
     if seasons:
         # What was chosen without seasons had to follow them, or may be slow beside them.
         starts = [make.short(), best.kernel]
-        if len(series.times) <= MAX_TIMES:
+        if n <= MAX_TIMES:
             starts.append(_slow(best.components[0], make.span).kernel)
         for start in starts:
             kernel = total([start, *seasons, make.constant()])
