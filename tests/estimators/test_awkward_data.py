@@ -84,6 +84,7 @@ def test_a_few_rows(estimator, params, n):
         (skgp.SWSGPRegressor, {}),
         (skgp.StateSpaceGPRegressor, {}),
         (skgp.StateSpaceGPClassifier, {}),
+        (skgp.VecchiaGPRegressor, {}),
     ],
 )
 def test_more_points_than_rows_are_lowered_with_a_warning(estimator, params):
