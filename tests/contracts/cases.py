@@ -51,7 +51,7 @@ _NUMBERS = {
     "max_iter": [1, 4],
     "memory_budget": [2.0**24],
     "min_ess": [50],
-    "n_basis": [1, 7, 1000],
+    "n_basis": [1, 7, 100],
     "n_chains": [1, 3],
     "n_dense_columns": [1, 5],
     "n_gradient_samples": [1, 3],

@@ -90,12 +90,12 @@ def check_case(case):
             after = global_state()["filters"]
             assert after == inside, [f for f in after if f not in inside]
         try:
-            check_predictions(case, estimator, X, weight)
+            alone, scale = check_predictions(case, estimator, X, weight)
         except NotPositiveDefiniteError:
             # The first is no covariance function; of the other, rounding is all that is left.
             assert (case.kernel == "periodic" and case.d > 1) or case.is_ill_conditioned
             return True
-        check_copies(case, estimator, X, y, weight)
+        check_copies(estimator, (X, y, weight), alone, scale)
     changed = [name for name, value in global_state().items() if value != before[name]]
     assert not changed, changed
     return True
@@ -150,7 +150,10 @@ def y_of(case):
 
 
 def check_predictions(case, estimator, X, weight):
-    """Finite, consistent with each other, and the same for a row in any company."""
+    """Finite, consistent with each other, and the same for a row in any company.
+
+    Returns what is predicted near X, and the unit of its errors.
+    """
     near, _ = rows_between_and_far(X)
     # Far for the rows that the estimator has seen.
     seen = np.asarray(X, dtype=float) if weight is None else np.asarray(X, dtype=float)[weight > 0]
@@ -165,6 +168,8 @@ def check_predictions(case, estimator, X, weight):
             assert not np.isnan(values).any(), f"{name} far away"
         for name, values in alone.items():
             _assert_close(together[name][: len(near)], values, 1e-6 * scale(name), name)
+        if case.is_classifier:
+            check_classes(estimator, np.concatenate([near, far]), together)
     one_by_one = [predictions(estimator, row[None]) for row in near[::2]]
     for name, values in alone.items():
         rows = np.concatenate([row[name] for row in one_by_one])
@@ -179,6 +184,7 @@ def check_predictions(case, estimator, X, weight):
             # not far.
             is_outlier = len(np.unique(seen, axis=0)) >= 20
             check_prior_far_away(estimator, far[2:] if is_outlier else far[-1:])
+    return alone, scale
 
 
 def check_finite(case, found):
@@ -263,14 +269,12 @@ def check_prior_far_away(estimator, far):
     _assert_close(var, np.full(len(var), var.max()), 1e-3 * var.max(), "prior variance")
 
 
-def check_copies(case, estimator, X, y, weight):
-    """Pickles, refits and clones predict the same."""
-    near, _ = rows_between_and_far(X)
-    alone = predictions(estimator, near)
-    scale = company_scale(case, estimator, near, alone)
+def check_copies(estimator, data, alone, scale):
+    """Pickles and clones that are fitted predict the same."""
+    near, _ = rows_between_and_far(data[0])
     copies = {
         "pickle": pickle.loads(pickle.dumps(estimator)),
-        "clone": fit(clone(estimator), X, y, weight),
+        "clone": fit(clone(estimator), *data),
     }
     for kind, other in copies.items():
         for name, values in predictions(other, near).items():

@@ -174,16 +174,6 @@ def test_stream_weighs_classes_and_rows(data):
 # ---- labels -------------------------------------------------------------------------------------
 
 
-def test_one_vs_rest_of_two_classes_has_one_column():
-    np.testing.assert_array_equal(one_vs_rest(np.array([0, 1, 1]), 2), [[-1.0], [1.0], [1.0]])
-
-
-def test_one_vs_rest_of_three_classes():
-    Y = one_vs_rest(np.array([2, 0]), 3)
-    np.testing.assert_array_equal(Y, [[-1, -1, 1], [1, -1, -1]])
-    assert Y.dtype == np.float64
-
-
 def test_base_rate_offset_is_the_link_of_the_weighted_share():
     Y = one_vs_rest(np.array([0, 1, 2, 2]), 3)
     weights = np.array([1.0, 3.0, 2.0, 4.0])

@@ -248,18 +248,24 @@ def test_weights_are_repetitions(data, X_new):
 # ------------------------------------------------------------------ scikit-learn and joblib
 
 
+CHAINS = dict(sampler="hmc", n_samples=20, n_warmup=5, kernel=rbf_kernel())
+
+
+@pytest.fixture(scope="module")
+def alone(data, X_new):
+    return make(**CHAINS).fit(*data).predict(X_new, return_std=True)
+
+
 @pytest.mark.parametrize(
     "backend", ["threading", pytest.param("loky", marks=pytest.mark.slow), "dask"]
 )
-def test_results_do_not_depend_on_jobs_and_backend(data, X_new, backend, request):
+def test_results_do_not_depend_on_jobs_and_backend(data, X_new, alone, backend, request):
     if backend == "dask":
         distributed = pytest.importorskip("distributed", reason="pip install skgp[distributed]")
         client = distributed.Client(processes=False, n_workers=2, dashboard_address=None)
         request.addfinalizer(client.close)
-    settings = dict(sampler="hmc", n_samples=20, n_warmup=5, kernel=rbf_kernel())
-    alone = make(**settings).fit(*data).predict(X_new, return_std=True)
     with parallel_config(backend):
-        together = make(n_jobs=2, **settings).fit(*data).predict(X_new, return_std=True)
+        together = make(n_jobs=2, **CHAINS).fit(*data).predict(X_new, return_std=True)
     np.testing.assert_allclose(together, alone, rtol=1e-7)
 
 

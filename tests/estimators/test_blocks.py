@@ -42,6 +42,12 @@ def make(**settings):
     return QSGPRegressor(random_state=0, device="cpu", **settings)
 
 
+@pytest.fixture(scope="module")
+def first(data):
+    """Fitted to some rows; not to be changed."""
+    return make().fit(data[0][:300], data[1][:300])
+
+
 def assert_same(found, expected):
     """Equal up to rounding: a product of matrices may group the rows of a tile otherwise."""
     if expected.dtype.kind == "f":
@@ -119,11 +125,10 @@ def test_data_frames_of_dask_keep_their_names(data):
         ("latent_mean_and_variance", {}),
     ],
 )
-def test_predictions_of_dask_rows_are_dask_arrays(data, method, settings):
-    model = make().fit(data[0][:300], data[1][:300])
+def test_predictions_of_dask_rows_are_dask_arrays(data, first, method, settings):
     X = data[0]
-    expected = getattr(model, method)(X, **settings)
-    found = getattr(model, method)(da.from_array(X, (200, 2)), **settings)
+    expected = getattr(first, method)(X, **settings)
+    found = getattr(first, method)(da.from_array(X, (200, 2)), **settings)
     expected, found = ((e,) if not isinstance(e, tuple) else e for e in (expected, found))
     assert len(found) == len(expected)
     for lazy, array in zip(found, expected, strict=True):
@@ -157,19 +162,18 @@ def test_classifiers_load_dask_rows_and_predict_where_they_lie(data):
     assert_same(scores.compute(), expected.log_predictive_density(X, labels))
 
 
-def test_many_rows_of_an_array_are_predicted_slice_by_slice(data, monkeypatch):
-    model = make().fit(data[0][:300], data[1][:300])
+def test_many_rows_of_an_array_are_predicted_slice_by_slice(data, first, monkeypatch):
     X, y = data
-    expected = model.predict(X, return_std=True), model.log_predictive_density(X, y)
+    expected = first.predict(X, return_std=True), first.log_predictive_density(X, y)
     monkeypatch.setattr("skgp.estimators.defaults.BLOCK_ROWS", 200)
-    np.testing.assert_allclose(model.predict(X, return_std=True), expected[0], rtol=1e-12)
-    np.testing.assert_allclose(model.log_predictive_density(X, y), expected[1], rtol=1e-12)
-    assert model.predict(X, return_cov=True)[1].shape == (500, 500)
+    np.testing.assert_allclose(first.predict(X, return_std=True), expected[0], rtol=1e-12)
+    np.testing.assert_allclose(first.log_predictive_density(X, y), expected[1], rtol=1e-12)
+    assert first.predict(X, return_cov=True)[1].shape == (500, 500)
 
 
-def test_joint_predictions_of_dask_rows_are_refused(data):
-    model, lazy = make().fit(data[0][:300], data[1][:300]), da.from_array(data[0], (200, 2))
-    for call in (lambda: model.predict(lazy, return_cov=True), lambda: model.sample_y(lazy)):
+def test_joint_predictions_of_dask_rows_are_refused(data, first):
+    lazy = da.from_array(data[0], (200, 2))
+    for call in (lambda: first.predict(lazy, return_cov=True), lambda: first.sample_y(lazy)):
         with pytest.raises(ValueError, match=r"is joint over the rows.*\[:1000\].compute"):
             call()
 

@@ -244,7 +244,11 @@ def test_exposures_need_counts(make):
     X, y, exposure = problem(30)
     with pytest.raises(ValueError, match="needs likelihood='poisson'"):
         make(likelihood="gaussian").fit(X, y, exposure=exposure)
-    for other in (QSGPRegressor(), BayesianGPRegressor(n_keep=4)):
+
+
+def test_regressors_without_counts_name_those_that_have_them():
+    X, y, exposure = problem(30)
+    for other in (QSGPRegressor(optimizer=None), BayesianGPRegressor(optimizer=None)):
         with pytest.raises(ValueError, match="DLMGPRegressor"):
             other.fit(X, y, exposure=exposure)
         with pytest.raises(ValueError, match="DLMGPRegressor"):

@@ -1,5 +1,7 @@
 """Densities and quantiles allow for gross errors where the model is the estimator's own choice."""
 
+from functools import cache
+
 import numpy as np
 import pytest
 from scipy.stats import norm
@@ -24,10 +26,15 @@ def problem(n=N, seed=0):
     return X, 1e3 + 30 * np.sin(X[:, 0]) + 2 * rng.standard_normal(n)
 
 
+@cache
+def fitted(regressor):
+    """By default, to the problem above; not to be changed."""
+    return regressor().set_params(random_state=0).fit(*problem())
+
+
 @pytest.mark.parametrize("regressor", REGRESSORS)
 def test_density_and_quantiles_are_of_a_mixture(regressor):
-    X, y = problem()
-    model = regressor().set_params(random_state=0).fit(X, y)
+    y, model = problem()[1], fitted(regressor)
     rows, rate = np.linspace(-1, 7, 7)[:, None], 0.5 / (N + 1)
     mean, std = model.predict(rows, return_std=True)
     wide = np.sqrt(std**2 + y.var())
@@ -42,8 +49,7 @@ def test_density_and_quantiles_are_of_a_mixture(regressor):
 
 @pytest.mark.parametrize("regressor", REGRESSORS)
 def test_means_deviations_and_draws_are_without(regressor):
-    X, y = problem()
-    model = regressor().set_params(random_state=0).fit(X, y)
+    X, model = problem()[0], fitted(regressor)
     mean, std = model.predict(X[:5], return_std=True)
     _, var = model.latent_mean_and_variance(X[:5])
     np.testing.assert_allclose(std**2, var + model.noise_variance_, rtol=1e-6)

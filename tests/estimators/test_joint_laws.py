@@ -1,6 +1,7 @@
 """Joint laws of f against an independent dense GP: on the data, between and far off them."""
 
 import warnings
+from functools import cache
 
 import numpy as np
 import pytest
@@ -66,7 +67,7 @@ def dense(x, kernel=SIGNAL):
     return process(kernel, *data(), NOISE, x[:, None])
 
 
-def fitted(name, kernel=KERNEL):
+def fit(name, kernel=KERNEL):
     make = OTHERS.get(name) or (
         lambda: QSGPRegressor(
             kernel,
@@ -79,6 +80,9 @@ def fitted(name, kernel=KERNEL):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
         return make().fit(*data())
+
+
+fitted = cache(fit)  # models that are not to be changed
 
 
 def latent_covariance(model, x):
@@ -142,7 +146,7 @@ def test_draws_off_the_data_are_smooth(name):
 
 def test_draws_of_a_kernel_without_spectral_density_return_to_the_prior():
     signal = 1.0 * RBF(1.0) + 0.1 * DotProduct(1.0)
-    model = fitted("pathwise", signal + WhiteKernel(NOISE))
+    model = fit("pathwise", signal + WhiteKernel(NOISE))
     x = np.array([30.0, 30.05, 33.0])
     expected = dense(x, signal)[1]
     found = latent_covariance(model, x)[1]
@@ -153,7 +157,7 @@ def test_draws_of_a_kernel_without_spectral_density_return_to_the_prior():
 def test_covariance_of_a_product_without_spectral_density_returns_to_the_prior():
     """Its draws come from inducing points, which explain nothing far off."""
     signal = RBF(1.0) * DotProduct(1.0)
-    model = fitted("pathwise", signal + WhiteKernel(NOISE))
+    model = fit("pathwise", signal + WhiteKernel(NOISE))
     x = np.array([30.0, 30.05, 33.0])
     found = latent_covariance(model, x)[1] / model.calibration_
     np.testing.assert_allclose(found, signal(x[:, None]), rtol=1e-3, atol=0.5)

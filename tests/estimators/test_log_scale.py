@@ -1,5 +1,7 @@
 """Regressors of log y: the choice, and predictions that are log-normal."""
 
+from functools import cache
+
 import numpy as np
 import pytest
 from scipy import stats
@@ -52,6 +54,7 @@ def make(name, kernel=KERNEL, **params):
     return getattr(skgp, name)(kernel, random_state=0, **{**exact, **params})
 
 
+@cache
 def fitted(name):
     """A model of log y with hyper-parameters that are kept, and inputs on and off the data."""
     (X, y), new = multiplicative(), NEW

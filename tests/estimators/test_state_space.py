@@ -443,11 +443,6 @@ def test_kernels_that_name_no_column_are_refused(columns):
         StateSpaceGPRegressor(ActiveDims(RBF(), [0, 1])).fit(*columns)
 
 
-def test_noise_of_counts_is_refused(counts):
-    with pytest.raises(ValueError, match="WhiteKernel, which is the noise"):
-        StateSpaceGPRegressor(KERNEL, likelihood="poisson").fit(*counts)
-
-
 def test_data_that_cannot_be_are_named(data):
     X, y = data
     with pytest.raises(ValueError, match="all its 120 targets are missing.*at least one"):

@@ -177,6 +177,12 @@ def test_warm_start_keeps_hyperparameters_and_noise(data, X_new):
         np.testing.assert_allclose(fit.kernel_.theta[:-1], theta[:-1], rtol=1e-12)
 
 
+@pytest.fixture(scope="module")
+def begun(data):
+    X, y = data[0][:80], np.rint(data[1][:80])
+    return (X, y), SWSGPRegressor(warm_start=True, random_state=0, n_neighbors=16).fit(X, y)
+
+
 @pytest.mark.parametrize(
     "change",
     [
@@ -187,10 +193,9 @@ def test_warm_start_keeps_hyperparameters_and_noise(data, X_new):
     ],
     ids=str,
 )
-def test_warm_start_begins_anew_where_it_must(change, data):
-    X, y = data[0][:80], np.rint(data[1][:80])
-    fit = SWSGPRegressor(warm_start=True, random_state=0, n_neighbors=16).fit(X, y)
-    again = fit.set_params(**change)
+def test_warm_start_begins_anew_where_it_must(change, begun):
+    (X, y), fit = begun
+    again = pickle.loads(pickle.dumps(fit)).set_params(**change)
     if not change:
         X = np.column_stack([X, X[:, 0]])  # of other shapes
     again.fit(X, y)

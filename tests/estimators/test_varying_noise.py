@@ -3,6 +3,7 @@
 import copy
 import pickle
 from dataclasses import replace
+from functools import cache
 
 import numpy as np
 import pytest
@@ -34,9 +35,20 @@ def problem(n=150, seed=0):
     return X, 30 * (np.sin(6 * X[:, 0]) + X[:, 1] + noise_std(X) * rng.standard_normal(n))
 
 
+@cache
+def fitted(name, **params):
+    """A model of the problem above; not to be changed."""
+    return getattr(skgp, name)(random_state=0, **params).fit(*problem())
+
+
+def constant(model):
+    """The same with constant noise."""
+    return fitted(type(model).__name__, heteroscedastic=False)
+
+
 @pytest.fixture(scope="module", params=REGRESSORS)
 def model(request):
-    return getattr(skgp, request.param)(random_state=0).fit(*problem())
+    return fitted(request.param)
 
 
 @pytest.fixture
@@ -52,16 +64,16 @@ def test_noise_is_learned(model):
 
 
 def test_means_are_those_of_constant_noise_and_variances_of_f_times_a_function(model, rows):
-    constant = type(model)(random_state=0, heteroscedastic=False).fit(*problem())
-    mean, var = constant.latent_mean_and_variance(rows)
+    even = constant(model)
+    mean, var = even.latent_mean_and_variance(rows)
     assert_same(model.latent_mean_and_variance(rows)[0], mean)
-    assert_same(model.predict(rows), constant.predict(rows))
+    assert_same(model.predict(rows), even.predict(rows))
     factors = model.latent_mean_and_variance(rows)[1] / var
     noise = model.predict_noise_variance(rows) / model.noise_variance_
     assert np.corrcoef(np.log(factors), np.log(noise))[0, 1] > 0.95
-    assert (constant.predict_noise_variance(rows) == constant.noise_variance_).all()
+    assert (even.predict_noise_variance(rows) == even.noise_variance_).all()
     X, y = problem(400, seed=3)
-    gain = model.log_predictive_density(X, y) - constant.log_predictive_density(X, y)
+    gain = model.log_predictive_density(X, y) - even.log_predictive_density(X, y)
     assert gain.mean() > 0.2
 
 
@@ -71,8 +83,7 @@ def mixture(model, rows):
     The last component is that of gross errors.
     """
     function, scale = model._noise_function, model.y_scale_
-    constant = type(model)(random_state=0, heteroscedastic=False).fit(*problem())
-    mean, var = constant.latent_mean_and_variance(rows)
+    mean, var = constant(model).latent_mean_and_variance(rows)
     X = torch.from_numpy(rows)
     centre, spread = (each.numpy()[:, None] for each in function.moments(X))
     u = np.linspace(-8, 8, 2001)
@@ -170,7 +181,7 @@ def test_what_is_known_of_the_variances_is_asked_once_and_not_by_means(model, ro
 
 @pytest.mark.parametrize("draw", ["sample_y", "sample_f"])
 def test_draws_at_more_rows_than_there_is_room_for_are_refused(draw):
-    model = skgp.QSGPRegressor(random_state=0, heteroscedastic=True).fit(*problem())
+    model = fitted("QSGPRegressor")
     many = np.broadcast_to([[0.5, 0.5]], (3_000_000, 2))
     with pytest.raises(MemoryError, match="Draw at fewer of them at once"):
         getattr(model, draw)(many)
@@ -240,10 +251,14 @@ def test_logs_are_an_alternative():
     assert model.likelihood_ == "gaussian" and not is_constant(model)
 
 
-def test_noise_of_logs_may_vary_too(rows):
+@cache
+def of_logs():
     X, z = problem()
-    y = np.exp(0.1 * z)
-    model = skgp.QSGPRegressor(likelihood="lognormal", random_state=0).fit(X, y)
+    return skgp.QSGPRegressor(likelihood="lognormal", random_state=0).fit(X, np.exp(0.1 * z))
+
+
+def test_noise_of_logs_may_vary_too(rows):
+    model = of_logs()
     mean, var = model.latent_mean_and_variance(rows)
     noise = model.predict_noise_variance(rows)
     assert noise.max() > 4 * noise.min()
@@ -259,8 +274,7 @@ def test_noise_of_logs_may_vary_too(rows):
 
 def test_means_of_log_normal_targets_have_the_noise_there(rows):
     """E[y | f] = exp(f + noise / 2), of the noise at x: by constant noise it errs by its factor."""
-    X, z = problem()
-    model = skgp.QSGPRegressor(likelihood="lognormal", random_state=0).fit(X, np.exp(0.1 * z))
+    model = of_logs()
     log_mean, _ = model.latent_mean_and_variance(rows)
     expected = np.exp(log_mean + 0.5 * model.predict_noise_variance(rows))
     assert_same(model.predict(rows), expected)
@@ -275,7 +289,7 @@ def test_means_of_log_normal_targets_have_the_noise_there(rows):
 @pytest.mark.parametrize("copies", [False, True])
 def test_rows_in_another_order_and_copies_of_them_say_the_same(copies, rows):
     X, y = problem()
-    model = skgp.QSGPRegressor(random_state=0).fit(X, y)
+    model = fitted("QSGPRegressor")
     order = np.random.default_rng(0).permutation(150)
     given = (X[order], y[order], np.full(150, 2.0))
     if copies:
@@ -288,7 +302,7 @@ def test_rows_in_another_order_and_copies_of_them_say_the_same(copies, rows):
 @pytest.mark.parametrize("unit", [1e-9, 1e9])
 def test_units_are_without_effect(unit, rows):
     X, y = problem()
-    model = skgp.QSGPRegressor(random_state=0).fit(X, y)
+    model = fitted("QSGPRegressor")
     other = skgp.QSGPRegressor(random_state=0).fit(X * [unit, 1 / unit], unit * (y + 7))
     noise = model.predict_noise_variance(rows) * unit**2
     found = other.predict_noise_variance(rows * [unit, 1 / unit])

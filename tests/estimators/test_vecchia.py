@@ -111,13 +111,6 @@ def test_neither_neighbors_nor_inducing_points_are_refused(make):
         make(n_neighbors=0, n_inducing=0).fit(*problem(10))
 
 
-def test_more_inducing_points_than_rows_are_lowered():
-    X, y = problem(20)
-    with pytest.warns(UserWarning, match="n_inducing=30 is more than the 20 distinct rows"):
-        model = VecchiaGPRegressor(KERNEL, n_inducing=30, **FIXED).fit(X, y)
-    assert model.n_inducing_ == 20
-
-
 def test_observations_decide_on_inducing_points(rng, monkeypatch):
     """Smooth functions gain by them, rough ones do not."""
     monkeypatch.setattr(SearchSettings, "exact_rows", 1400)  # 2500 outside of this test

@@ -31,6 +31,7 @@ FITS = {
     "series": StateSpaceGPRegressor(KERNEL),
     "inducing states": StateSpaceGPRegressor(KERNEL, n_inducing=40),
     "bayesian": BayesianGPRegressor(KERNEL, optimizer="map"),
+    "vecchia": VecchiaGPRegressor(KERNEL),
 }
 #: By every route that takes weights; of hyper-parameters that are kept where nothing is said.
 REPEATED = {

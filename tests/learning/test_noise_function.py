@@ -169,15 +169,16 @@ def test_noise_that_grows_is_found():
     assert 8 * 0.8 == pytest.approx(high - low, abs=2.0)  # of log variances
 
 
-def test_noise_of_many_rows():
+def test_noise_of_many_rows(monkeypatch):
     """Learned from the errors of some, and judged by those of others."""
+    monkeypatch.setattr(defaults, "NOISE_ROWS", (250, 250))
     kernel = RBF(0.3) + WhiteKernel(0.02)
     x = torch.tensor([[0.1], [0.9]], dtype=torch.float64)
-    function = learn_noise_function(kernel, problem(800), KERNEL)
+    function = learn_noise_function(kernel, problem(500), KERNEL)
     low, high = function.moments(x)[0].tolist()
-    assert len(function.X) == 500 and 8 * 0.8 == pytest.approx(high - low, abs=1.0)
+    assert len(function.X) == 250 and 8 * 0.8 == pytest.approx(high - low, abs=1.0)
     kernel = RBF(0.3) + WhiteKernel(0.02**2)
-    assert learn_noise_function(kernel, problem(800, slope=0.0), KERNEL) is None
+    assert learn_noise_function(kernel, problem(500, slope=0.0), KERNEL) is None
 
 
 @pytest.mark.parametrize("seed", range(4))
