@@ -90,7 +90,8 @@ class VecchiaGPClassifier(ProjectedClassifierMixin, VecchiaMixin, BaseGPClassifi
         predicts observations left out one at a time.
     coupling_ : float
         Of more than two classes :math:`\lambda` in :math:`P(k) \propto p_k (1 - p_k)^{-\lambda}`,
-        chosen likewise; 0 of two.
+        chosen likewise; 0 of two. Of many classes labels held out of the search choose both, where
+        they are more than can be left out in turn.
     {n_iter_}
     history_ : dict of lists
         "hyperparameters": log evidence per observation, in nats; "solve": minus the log joint

@@ -368,7 +368,7 @@ VECCHIA_LATENT_INDUCING = 100
 #: `VECCHIA_INDUCING`: of 10000 of kin40k in 4.5 s for 7.8, log-loss .164 for .163, error .070 for
 #: .071, less than other draws of the points change.
 VECCHIA_LABEL_INDUCING, VECCHIA_LABEL_PRODUCTS = 1_200, 10_000_000_000
-#: Points left out in turn to choose how probabilities are moderated.
+#: Points left out in turn to choose how probabilities are moderated; times c^-1/2 of c columns.
 VECCHIA_LEFT_OUT = 2_000
 #: Labels held out to choose kernel, scales and inducing points; observations up to which all others
 #: predict them, and of more the nearest of each. Of parts of the training data that these do not

@@ -12,7 +12,10 @@ others near them, decides about
    for worse models, too;
 3. *amplitude and length scales*: the least loss on a grid of steps, beside a wide prior. No place
    there is simpler than another, and none has to be better by a standard error: held to that, the
-   kernel of the subset stays, which is too smooth.
+   kernel of the subset stays, which is too smooth;
+4. *moderation and coupling*, where fewer labels of many classes could be left out of each other in
+   turn. These are farther apart than new observations are from all: by them 5000 and 20000 images
+   of ten digits had a log-loss of .134 and .092 on others, beside .125 and .086.
 
 Laplace's evidence of some observations may move amplitude and a common factor of the length scales
 before (``max_iter``), by default it does not: of 2000 it moves them by less than a hundredth, and
@@ -33,7 +36,7 @@ from skgp.inference.defaults import LEAST_DRAWS
 from skgp.inference.neighbors.search import NeighborSearch
 from skgp.kernels.hyperparameters import sizes_of
 from skgp.learning import defaults
-from skgp.learning.calibration import choose_moderation
+from skgp.learning.calibration import best_calibration, choose_moderation
 from skgp.learning.classification_hyperparameters import (
     ClassificationSettings,
     directions,
@@ -52,6 +55,16 @@ from skgp.linalg.runtime import Callback
 from skgp.optim.stopping import LossRecorder
 
 
+@dataclass(frozen=True)
+class LabelFit:
+    """What was learned."""
+
+    found: HyperparameterFit
+    n_inducing: int
+    latent: Tensor | None = None  # (n, c), f near the mode, if held-out labels were predicted
+    calibration: tuple[float, float] | None = None  # moderation and coupling, by held-out labels
+
+
 def fit_labels(
     kernels: list,
     data: Data,
@@ -61,10 +74,8 @@ def fit_labels(
     *,
     generator: torch.Generator,
     callback: Callback | None = None,
-) -> tuple[HyperparameterFit, int, Tensor | None]:
+) -> LabelFit:
     """Learn the hyper-parameters of one kernel, or of the best of several; and inducing points.
-
-    And f (n, c) near the mode, where held-out labels were predicted from all others.
 
     `data` are float64, in the order of the approximation, y (n, c) of -1 and 1. The callback is
     called with (evaluation, {"loss": nats per observation}); True ends the search with what it has.
@@ -82,8 +93,8 @@ def fit_labels(
     )
     n_inducing = inducing_by_default(settings, *data.y.shape)
     if recorder.stopped or alone:
-        return found, n_inducing, None
-    recorder.history, start = list(found.history), None
+        return LabelFit(found, n_inducing)
+    recorder.history, held_out = list(found.history), dict[str, Any]()
     n_few = min(n_inducing, settings.most_inducing)
     few = replace(settings, n_inducing=n_few)
     kernels_found = [_by_evidence(found.kernel, data, few, model, recorder)]
@@ -95,9 +106,10 @@ def fit_labels(
         sizes = [n_inducing] if settings.n_inducing is not None else [0, n_few]
         held = _HeldOut(data, settings, model, recorder)
         best = held.best(kernels_found, sizes)
-        kernels_found[0], start = best.kernel, held.latent(best)
-        n_inducing = n_inducing if best.n_inducing else 0
-    return replace(found, kernel=kernels_found[0], history=recorder.history), n_inducing, start
+        kernels_found[0], n_inducing = best.kernel, n_inducing if best.n_inducing else 0
+        held_out = {"latent": held.latent(best), "calibration": held.calibration(best)}
+    found = replace(found, kernel=kernels_found[0], history=recorder.history)
+    return LabelFit(found, n_inducing, **held_out)
 
 
 def _by_evidence(
@@ -129,6 +141,7 @@ class _Trial:
     losses: Tensor
     loss: float  # weighted mean at the best moderation
     mean: Tensor  # (p, c), of f there
+    var: Tensor  # (p, c)
 
     @property
     def n_inducing(self) -> int:
@@ -185,6 +198,14 @@ class _HeldOut:
         f[self._held], f[~self._held] = trial.mean, at_others
         return f
 
+    def calibration(self, trial: _Trial) -> tuple[float, float] | None:
+        """Moderation and coupling; None where more labels can be left out in turn."""
+        y, moments = self.rows.y, (trial.mean, trial.var)
+        if len(y) < defaults.VECCHIA_LEFT_OUT / y.shape[1] ** 0.5:
+            return None
+        simplest = defaults.FEW_ROWS_MODERATION
+        return best_calibration(self.model[0], y, *moments, self.rows.weight, simplest=simplest)
+
     def _chosen(self, trials: list[_Trial]) -> _Trial:
         losses, weight = [trial.losses for trial in trials], self.rows.weight
         return trials[choose(losses, weight=weight, least_share=defaults.LABEL_SHARE)]
@@ -216,4 +237,4 @@ class _HeldOut:
         # Of all moderations: the choice of one, by standard errors, jumps from kernel to kernel.
         loss = min(float(rows.weighted_mean(each)) for each in losses.values())
         self.recorder.tell(loss)
-        return _Trial(kernel, problem, losses[moderation], loss, mean)
+        return _Trial(kernel, problem, losses[moderation], loss, mean, var)

@@ -46,7 +46,8 @@ The steps of a fit:
 4. *Sums* over all observations: the log marginal likelihood and the posterior of u. Or the *mode*,
    and the posterior covariance there: of few observations exact, else of draws.
 5. Of labels, *moderation and coupling* of the probabilities by observations left out one at a time,
-   whose moments follow from mode and covariance; of many observations by some of them.
+   whose moments follow from mode and covariance; of many observations by some of them, or by those
+   held out in step 2 where these are more.
 
 Deviations
 ----------
@@ -171,18 +172,25 @@ def fit_vecchia_classifier(
 ) -> VecchiaFit:
     """Fit to labels; arguments not described here as of `fit_vecchia`."""
     kernel: Any = kernels[0]
-    history, start, n_inducing = list[float](), None, inducing_by_default(settings, *data.y.shape)
+    history, n_inducing = list[float](), inducing_by_default(settings, *data.y.shape)
+    start, calibration = None, None
     data = data.take(order_of(data.X, ordering, generator))  # step 1
     if learns:  # step 2
-        found, n_inducing, start = fit_labels(
+        learned = fit_labels(
             kernels, data, settings, likelihood, offset, generator=generator, callback=callback
         )
-        kernel, history = found.kernel, found.history
+        kernel, history, n_inducing = (
+            learned.found.kernel,
+            learned.found.history,
+            learned.n_inducing,
+        )
+        start, calibration = learned.latent, learned.calibration
     settings, model = replace(settings, n_inducing=n_inducing), (likelihood, offset, generator)
     fit, problem, mode = _at_mode(  # steps 3 and 4
         kernel, data, settings, model, n_predictive, start=start
     )
-    moderation, coupling = calibrated(problem, mode, kernel, generator)  # step 5
+    # Step 5.
+    moderation, coupling = calibration or calibrated(problem, mode, kernel, generator)
     return replace(fit, moderation=moderation, coupling=coupling, history=history)
 
 

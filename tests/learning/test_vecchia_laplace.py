@@ -1,5 +1,7 @@
 """Laplace's evidence of labels under a Vecchia prior as an objective, and its search."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -88,7 +90,7 @@ def test_weights_are_repetitions_at_one_place():
 # ---- the search by evidence, labels as numbers and held-out labels -------------------------------
 
 
-def searched(monkeypatch, dense, data, *, callback=None, exact_rows=0, **settings):
+def searched(monkeypatch, dense, data, *, callback=None, exact_rows=0, offset=OFFSET, **settings):
     monkeypatch.setattr(vecchia_labels.SearchSettings, "exact_rows", exact_rows)
     monkeypatch.setattr(
         vecchia_labels, "fit_classification_hyperparameters", lambda *_, **__: dense
@@ -99,7 +101,7 @@ def searched(monkeypatch, dense, data, *, callback=None, exact_rows=0, **setting
         data,
         VecchiaSettings(**settings),
         Bernoulli("logit"),
-        OFFSET,
+        offset,
         generator=torch.Generator().manual_seed(0),
         callback=callback,
     )
@@ -110,10 +112,11 @@ def test_evidence_moves_amplitude_and_the_common_length_scale(monkeypatch):
     monkeypatch.setattr("skgp.learning.defaults.LEFT_OUT_MOVES", ())
     start = KERNEL.clone_with_theta(KERNEL.theta - 1.0)
     dense = HyperparameterFit(start, history=[-1.0])
-    found, n_inducing, _ = searched(
+    learned = searched(
         monkeypatch, dense, data, max_iter=6, callback=lambda _, info: told.append(info["loss"])
     )
-    assert n_inducing == 5
+    found = learned.found
+    assert learned.n_inducing == 5
     np.testing.assert_allclose(found.history[1:], np.negative(told))
     np.testing.assert_allclose(np.ptp(found.kernel.theta[1:]), np.ptp(start.theta[1:]))
     at = evidence(data, H=6)
@@ -154,7 +157,7 @@ def test_held_out_labels_choose_between_two_kernels(monkeypatch, better, scale):
     fits = {name: HyperparameterFit(kernel) for name, kernel in kernels.items()}
     monkeypatch.setattr(vecchia_labels, "search_label_kernel", lambda *_, **__: fits["other"])
     monkeypatch.setattr("skgp.learning.defaults.LEFT_OUT_MOVES", ())
-    found, *_ = searched(monkeypatch, fits["subset"], data)
+    found = searched(monkeypatch, fits["subset"], data).found
     np.testing.assert_allclose(found.kernel.k2.length_scale, scale, rtol=0.5)
 
 
@@ -162,23 +165,37 @@ def test_f_at_held_out_and_other_labels_is_near_the_mode_of_all(monkeypatch):
     dense, data = HyperparameterFit(4.0 * Matern([0.5, 0.5])), labelled(600)
     monkeypatch.setattr(vecchia_labels, "search_label_kernel", lambda found, *_, **__: found)
     monkeypatch.setattr("skgp.learning.defaults.LEFT_OUT_MOVES", ())
-    found, _, start = searched(monkeypatch, dense, data)
+    learned = searched(monkeypatch, dense, data)
     problem = evidence(data, H=6)
-    mode = problem.mode(problem.conditionals(found.kernel.theta)).latent
-    assert np.mean((start - mode).numpy() ** 2) < 0.05 * mode.var()
+    mode = problem.mode(problem.conditionals(learned.found.kernel.theta)).latent
+    assert np.mean((learned.latent - mode).numpy() ** 2) < 0.05 * mode.var()
+
+
+def test_held_out_labels_moderate_probabilities_where_fewer_are_left_out_in_turn(monkeypatch):
+    """As of several classes; those of coins, under a prior of large amplitude, wholly."""
+    data, generator = labelled(600), torch.Generator().manual_seed(0)
+    heads = torch.rand(len(data), 1, generator=generator) < 0.5
+    coins = replace(data, y=torch.cat([heads, ~heads], 1).double() * 2 - 1)
+    dense = HyperparameterFit(400.0 * Matern([0.5, 0.5]))
+    monkeypatch.setattr(vecchia_labels, "search_label_kernel", lambda found, *_, **__: found)
+    monkeypatch.setattr("skgp.learning.defaults.LEFT_OUT_MOVES", ())
+    monkeypatch.setattr("skgp.learning.defaults.VECCHIA_LEFT_OUT", 150)  # 120 are held out
+    found = searched(monkeypatch, dense, coins, offset=torch.zeros(2).double()).calibration
+    assert found[0] == 1.0
+    assert searched(monkeypatch, dense, data).calibration is None
 
 
 def test_held_out_labels_raise_an_amplitude_that_is_too_small(monkeypatch):
     dense = HyperparameterFit(0.05 * Matern([0.5, 0.5]))
     monkeypatch.setattr(vecchia_labels, "search_label_kernel", lambda found, *_, **__: found)
     data, told = labelled(600), []
-    found, *_ = searched(
+    found = searched(
         monkeypatch,
         dense,
         data,
         n_inducing=None,
         callback=lambda _, info: told.append(info["loss"]),
-    )
+    ).found
     assert found.kernel.k1.constant_value > 0.2
     np.testing.assert_allclose(found.history, np.negative(told))
 
@@ -188,7 +205,7 @@ def test_of_scales_the_least_held_out_loss_decides(monkeypatch, length):
     """Longer or shorter ones; from .4 by less than a standard error."""
     dense = HyperparameterFit(4.0 * Matern([length, length]))
     monkeypatch.setattr(vecchia_labels, "search_label_kernel", lambda found, *_, **__: found)
-    found, *_ = searched(monkeypatch, dense, labelled(600))
+    found = searched(monkeypatch, dense, labelled(600)).found
     assert 0.24 < found.kernel.k2.length_scale[0] < 0.28
 
 
@@ -233,5 +250,5 @@ def test_few_inducing_points_are_tried_and_more_taken(monkeypatch):
 
     monkeypatch.setattr(vecchia_labels, "choose_inducing", choose)
     options = {"n_neighbors": 1, "n_inducing": None, "most_inducing": 30}
-    _, n_inducing, _ = searched(monkeypatch, dense, labelled(300), **options)
+    n_inducing = searched(monkeypatch, dense, labelled(300), **options).n_inducing
     assert tried == [0, 30] and n_inducing == 300
