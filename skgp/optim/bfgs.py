@@ -190,8 +190,10 @@ def _lbfgs(
     """SciPy's L-BFGS-B; whether a tolerance ended it, or the objective by StopIteration."""
     options = {"maxiter": max_iter, "maxcor": n_pairs, "ftol": tol, "gtol": gtol}
     how: dict = {"jac": True, "method": "L-BFGS-B", "callback": callback, "options": options}
+    if np.isfinite([bounds.lb, bounds.ub]).any():  # SciPy loops over them in Python
+        how["bounds"] = bounds
     try:
-        return bool(minimize(objective, start, bounds=bounds, **how).success)
+        return bool(minimize(objective, start, **how).success)
     except StopIteration:
         return True
 

@@ -83,6 +83,32 @@ def test_minimize_lbfgs_moves_a_start_inside_the_bounds():
     assert torch.equal(first[0], box[1])
 
 
+@pytest.mark.parametrize("bounded", [False, True])
+def test_minimize_lbfgs_hands_on_bounds_only_where_there_are_some(bounded, monkeypatch):
+    # SciPy takes 4 us for each number that may have a bound, more than a short search of q(u) does.
+    handed = []
+
+    def recording(*args, **kwargs):
+        handed.append(kwargs.get("bounds"))
+        return minimize(*args, **kwargs)
+
+    monkeypatch.setattr("skgp.optim.bfgs.minimize", recording)
+    start = {"a": torch.zeros(3, dtype=torch.float64), "b": torch.zeros(2, dtype=torch.float64)}
+    low, high = torch.full((2,), -1.0), torch.full((2,), 1.0)
+    bounds = {"b": (low.double(), high.double())} if bounded else None
+    found = minimize_lbfgs(
+        lambda parts: sum((part - 2).square().sum() for part in parts.values()),
+        start,
+        max_iter=20,
+        bounds=bounds,
+    )
+    assert [each is not None for each in handed] == [bounded]
+    assert torch.allclose(found.parameters["a"], torch.full((3,), 2.0, dtype=torch.float64))
+    assert torch.allclose(
+        found.parameters["b"], torch.full((2,), 1.0 if bounded else 2.0, dtype=torch.float64)
+    )
+
+
 def test_minimize_lbfgs_keeps_equal_bounds():
     pinned = at(1.0, 1.7)["y"]
     bounds = {"y": (pinned, pinned)}
