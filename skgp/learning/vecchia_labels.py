@@ -57,7 +57,7 @@ from skgp.optim.stopping import LossRecorder
 
 @dataclass(frozen=True)
 class LabelFit:
-    """What was learned."""
+    """What labels taught."""
 
     found: HyperparameterFit
     n_inducing: int

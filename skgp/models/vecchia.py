@@ -97,6 +97,7 @@ from skgp.learning.defaults import (
     VECCHIA_INDUCING,
     VECCHIA_LEFT_OUT,
 )
+from skgp.learning.search import HyperparameterFit
 from skgp.learning.vecchia import (
     VecchiaSettings,
     approximation,
@@ -105,7 +106,7 @@ from skgp.learning.vecchia import (
     neighbors_of,
     ordered,
 )
-from skgp.learning.vecchia_labels import fit_labels, inducing_by_default
+from skgp.learning.vecchia_labels import LabelFit, fit_labels, inducing_by_default
 from skgp.learning.vecchia_laplace import LatentEvidence, fit_latent_numbers
 from skgp.linalg.runtime import Callback
 
@@ -171,27 +172,19 @@ def fit_vecchia_classifier(
     callback: Callback | None = None,
 ) -> VecchiaFit:
     """Fit to labels; arguments not described here as of `fit_vecchia`."""
-    kernel: Any = kernels[0]
-    history, n_inducing = list[float](), inducing_by_default(settings, *data.y.shape)
-    start, calibration = None, None
+    learned = LabelFit(HyperparameterFit(kernels[0]), inducing_by_default(settings, *data.y.shape))
     data = data.take(order_of(data.X, ordering, generator))  # step 1
     if learns:  # step 2
         learned = fit_labels(
             kernels, data, settings, likelihood, offset, generator=generator, callback=callback
         )
-        kernel, history, n_inducing = (
-            learned.found.kernel,
-            learned.found.history,
-            learned.n_inducing,
-        )
-        start, calibration = learned.latent, learned.calibration
-    settings, model = replace(settings, n_inducing=n_inducing), (likelihood, offset, generator)
+    kernel, model = learned.found.kernel, (likelihood, offset, generator)
+    settings = replace(settings, n_inducing=learned.n_inducing)
     fit, problem, mode = _at_mode(  # steps 3 and 4
-        kernel, data, settings, model, n_predictive, start=start
+        kernel, data, settings, model, n_predictive, start=learned.latent
     )
-    # Step 5.
-    moderation, coupling = calibration or calibrated(problem, mode, kernel, generator)
-    return replace(fit, moderation=moderation, coupling=coupling, history=history)
+    found = learned.calibration or calibrated(problem, mode, kernel, generator)  # step 5
+    return replace(fit, moderation=found[0], coupling=found[1], history=learned.found.history)
 
 
 def fit_vecchia_numbers(
