@@ -13,11 +13,7 @@ from sklearn.utils import check_random_state
 from skgp.blocks import is_dask
 from skgp.estimators._blocks import in_memory, over_rows
 from skgp.estimators._fitting import within_limits
-from skgp.estimators._predictive import (
-    check_gradients_asked,
-    gaussian_draws,
-    of_targets,
-)
+from skgp.estimators._predictive import check_gradients_asked, gaussian_draws, of_targets
 from skgp.estimators._regression_data import RegressionData
 from skgp.estimators._validation import (
     check_joint_memory,

@@ -39,10 +39,7 @@ from .specs import SHO, ActiveDims, Cosine, LocalLinearTrend
 
 
 class Block:
-    """One component: the product of processes at given rates per unit of time; none for a constant.
-
-    The variance is in `stationary`.
-    """
+    """One component: the product of processes at given rates per unit of time, or a constant."""
 
     def __init__(
         self,
@@ -51,7 +48,7 @@ class Block:
         rates: Sequence[float],
         moving: Sequence[bool] | None = None,
     ) -> None:
-        self.variance = variance
+        self.variance = variance  # a factor of `stationary`
         self.primitives = tuple(primitives)
         self.rates = tuple(rates)
         #: Which derivatives a covariance is asked for: in the log variance, then the log rates.

@@ -60,7 +60,7 @@ class LabelFit:
     """What labels taught."""
 
     found: HyperparameterFit
-    n_inducing: int
+    n_inducing: int  # of the fit to all; fewer were tried
     latent: Tensor | None = None  # (n, c), f near the mode, if held-out labels were predicted
     calibration: tuple[float, float] | None = None  # moderation and coupling, by held-out labels
 

@@ -117,8 +117,7 @@ def with_structure(
     if n < defaults.TREND_LEAST_ROWS:  # :mod:`.averaging` has lines beneath the process
         waves = climb(total([best.kernel, *seasons]), best.parameters) if seasons else best
         return Structure(max(best, waves, key=criterion))
-    place = seasons, trending.parameters, make, n
-    best, still = _stationary(best, *place, climb, criterion)
+    best, still = _stationary(best, seasons, trending.parameters, make, n, climb, criterion)
     noise, first = float(trending.parameters[0].exp()), trending
     short = Component(make.short())
     hoped = defaults.SCORE_OUTLOOK * promised_gain(first, short, objective)
