@@ -36,7 +36,6 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 from scipy.linalg import block_diag
-from scipy.optimize import minimize
 from torch import Tensor
 
 from skgp.data import Data, replicates
@@ -50,6 +49,7 @@ from skgp.learning.laplace_evidence import LaplaceEvidence, check_no_noise, lapl
 from skgp.learning.search import HyperparameterFit, SearchSettings, fit_leave_one_out
 from skgp.learning.selection import class_codes
 from skgp.linalg.runtime import Callback, standard_normal
+from skgp.optim.bfgs import minimize_within
 from skgp.optim.stopping import StopRecorder
 
 _NOTHING = np.zeros((0, 0))  # mathematical: keeps block_diag right where a kernel has nothing free
@@ -236,8 +236,10 @@ class _Search:
         found = rescale_few(fit.kernel, few, self.judged, *model, callback=self.callback)
         if found is None:
             return fit
-        objective = _Objective(self, found, np.zeros((found.n_dims, 0)), self.subset)
-        return replace(self._scored(found, self.subset, objective), history=fit.history)
+        evidence = self._evidence(found, self.subset)
+        return replace(
+            self._scored(found, self.subset, evidence, theta_of(found)), history=fit.history
+        )
 
     @property
     def _share_of_evidence(self) -> float:
@@ -265,28 +267,34 @@ class _Search:
         )
         return split_noise(fit.kernel)[0]
 
+    def _evidence(self, kernel, rows: Data) -> LaplaceEvidence:
+        return LaplaceEvidence.of(kernel, rows, self.likelihood, self.offset)
+
     def _maximise(self, kernel, moves: np.ndarray, rows: Data) -> HyperparameterFit:
         """L-BFGS-B over z, ``theta = start + moves z``; the best theta seen, scored."""
-        objective = _Objective(self, kernel, moves, rows)
-        if moves.shape[1]:
-            try:
-                minimize(
-                    objective,
-                    np.zeros(moves.shape[1]),
-                    jac=True,
-                    method="L-BFGS-B",
-                    bounds=objective.bounds(),
-                    options={"maxiter": self.settings.max_iter, "ftol": 1e-5, "gtol": 1e-4},
-                )
-            except StopIteration:
-                pass
-        found = with_theta(kernel, objective.best_theta)
-        return self._scored(found, rows, objective)
+        objective, history = _Objective(self, kernel, moves, rows), list[float]()
+        theta = objective.start
 
-    def _scored(self, kernel, rows: Data, objective: "_Objective") -> HyperparameterFit:
+        def tell(loss: float) -> bool:
+            history.append(-loss)
+            return self.callback(len(history), {"loss": loss})
+
+        if moves.shape[1]:
+            options = {"max_iter": self.settings.max_iter, "tol": 1e-5, "refuse_far": False}
+            z = np.zeros(moves.shape[1])
+            theta = (
+                theta
+                + moves @ minimize_within(objective, z, objective.bounds(), **options, tell=tell)[0]
+            )
+        found = with_theta(kernel, theta)
+        return replace(self._scored(found, rows, objective.evidence, theta), history=history)
+
+    def _scored(
+        self, kernel, rows: Data, of: LaplaceEvidence, theta: np.ndarray
+    ) -> HyperparameterFit:
         """The fit with its evidence on `rows` and its score."""
         with torch.no_grad():
-            fit = objective.evidence.fit(objective.best_theta)
+            fit = of.fit(theta)
             evidence = float(fit.log_evidence.mean())
             score, new = evidence / rows.total, self.held_out
             if len(new):
@@ -296,13 +304,8 @@ class _Search:
                 )
                 share, loss = self._share_of_evidence, float(new.weighted_mean(losses[moderation]))
                 score = share * score - (1 - share) * loss
-        return HyperparameterFit(
-            kernel,
-            score=score,
-            method="Laplace evidence",
-            history=objective.history,
-            log_marginal_likelihood=evidence,
-        )
+        how = "Laplace evidence"
+        return HyperparameterFit(kernel, score, how, log_marginal_likelihood=evidence)
 
 
 class _Objective:
@@ -319,35 +322,18 @@ class _Objective:
         sizes = sizes_of(kernel)
         self.averaging = block_diag(_NOTHING, *(np.full((1, size), 1 / size) for size in sizes))
         self.centring = np.eye(len(self.start)) - (self.averaging > 0).T @ self.averaging
-        self.evidence = LaplaceEvidence.of(kernel, rows, search.likelihood, search.offset)
-        self.history: list[float] = []
-        self.best_loss, self.best_theta = math.inf, self.start
+        self.evidence = search._evidence(kernel, rows)
 
-    def bounds(self) -> list[tuple[float, float]]:
-        """Bounds of z within which every element of theta keeps its own."""
-        return bounds_along(self.moves, *(self.limits - self.start))
+    def bounds(self) -> np.ndarray:
+        """Bounds of z (n_moves, 2) within which every element of theta keeps its own."""
+        return np.array(bounds_along(self.moves, *(self.limits - self.start)))
 
     def __call__(self, z: np.ndarray) -> tuple[float, np.ndarray]:
-        theta = self.start + self.moves @ z
-        loss, gradient = self._loss(theta)
-        if not (math.isfinite(loss) and np.isfinite(gradient).all()):
-            return math.inf, np.zeros_like(z)
-        if loss < self.best_loss:
-            self.best_loss, self.best_theta = loss, theta
-        self.history.append(-loss)
-        if self.search.callback(len(self.history), {"loss": loss}):
-            raise StopIteration
-        return loss, self.moves.T @ gradient
-
-    def _loss(self, theta: np.ndarray) -> tuple[float, np.ndarray]:
-        total = self.rows.total
-        try:
-            values, gradient = self.evidence(theta)
-        except ValueError:  # a covariance that overflowed
-            return math.inf, np.zeros_like(theta)
+        theta, total = self.start + self.moves @ z, self.rows.total
+        values, gradient = self.evidence(theta)
         penalty, slope = self._penalty(theta)
         loss = (penalty - float(values.mean())) / total
-        return loss, (slope - gradient / len(values)) / total
+        return loss, self.moves.T @ ((slope - gradient / len(values)) / total)
 
     def _penalty(self, theta: np.ndarray) -> tuple[float, np.ndarray]:
         """Minus the log prior of theta, and its gradient."""

@@ -308,11 +308,12 @@ def test_objective_gradient_equals_finite_differences(max_free):
     kernel = 2.0 * RBF([1.0, 0.7, 2.0])
     captured = []
 
-    def minimize(objective, z, **kwargs):
+    def minimize(objective, z, bounds, **kwargs):
         captured.append(objective)
+        return z, 0.0
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(classification_hyperparameters, "minimize", minimize)
+        patch.setattr(classification_hyperparameters, "minimize_within", minimize)
         search([kernel], X, Y, settings=replace(QUICK, max_free=max_free))
     objective = captured[-1]
     z = np.linspace(-0.3, 0.4, objective.moves.shape[1])
