@@ -160,10 +160,6 @@ class BaseGPRegressor(RegressionPredictions):
                 self._expect_gross_errors(data.total)
             self._learn_from_errors(data, stream=stream)
 
-    def _begin_fit(self, *, informed: bool = True) -> None:
-        super()._begin_fit(informed=informed)
-        self._gross_error_rate = 0.0
-
     def _expect_gross_errors(self, n: float) -> None:
         """Of n observations, where the model is the estimator's own choice."""
         if self.kernel is None and self._learns and self.normalize_y and self._likelihood is None:

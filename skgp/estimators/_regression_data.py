@@ -14,22 +14,17 @@ from sklearn.utils.validation import _num_samples
 
 from skgp.blocks import Blocks, MappedBlocks
 from skgp.data import Data, n_observations
-from skgp.estimators._base import Backend, BaseGP, clip_variance, keep_weighted_rows, to_tensor
+from skgp.estimators._base import Backend, clip_variance, keep_weighted_rows, to_tensor
 from skgp.estimators._blocks import check_all_counts, checked_moments, some_of
 from skgp.estimators._predictive import (
     FourArrays,
-    LikelihoodPredictive,
     gradient_in,
-    is_constant,
-    of_targets,
     rounding_of,
-    std_gradient,
-    with_axes,
 )
+from skgp.estimators._target_noise import TargetScale
 from skgp.estimators._validation import check_counts, check_exposure, validate_training_data
 from skgp.estimators.defaults import GRAPH_COPIES, UNLIKE_WEIGHTS
 from skgp.kernels.expression import split_noise
-from skgp.kernels.scales import capped_weights
 from skgp.learning.hyperparameters import robust_location_scale
 from skgp.linalg import warn_caller
 from skgp.linalg.runtime import to_arrays
@@ -37,32 +32,13 @@ from skgp.linalg.runtime import to_arrays
 Values = TypeVar("Values", float, np.ndarray, torch.Tensor)
 
 
-class RegressionData(LikelihoodPredictive, BaseGP):
+class RegressionData(TargetScale):
     """What stands between observations in the units of y and those that a fit learns from."""
-
-    normalize_y: bool
-    y_mean_: Any
-    y_scale_: Any
-    noise_variance_: Any
-    #: Places of the targets, of several, that vary: a constant one would halve the variance of two.
-    _varying: np.ndarray
-
-    #: Whether the targets are counts, which have exposures.
-    _counts = False
-    #: Whether the likelihood adds noise to f: what it does not has no units to standardise.
-    _is_additive = True
-    #: Whether the likelihood has heavy tails: y is standardised in spite of outliers.
-    _has_heavy_tails = False
 
     @property
     def _one_target(self) -> str | None:
         """Where a fit takes one target alone, as for `validate_training_data`; None if nowhere."""
         return ""
-
-    @property
-    def _has_several(self) -> bool:
-        """Whether the fit was to several targets."""
-        return np.ndim(getattr(self, "y_scale_", 1.0)) > 0
 
     def __sklearn_tags__(self):
         tags = super().__sklearn_tags__()
@@ -166,77 +142,6 @@ class RegressionData(LikelihoodPredictive, BaseGP):
             check_counts(y)
         return np.ascontiguousarray(y, dtype=np.float64)
 
-    def _target(self, y: np.ndarray, sample_weight: np.ndarray | None) -> np.ndarray:
-        """Set ``y_mean_`` and ``y_scale_`` (weighted) and return ``z``, of the shape of y.
-
-        Weights are capped. A constant y, up to rounding, is centred and not scaled.
-        """
-        mean: Any = np.zeros(y.shape[1:])
-        scale: Any = np.ones(y.shape[1:])
-        constant, sample_weight = False, capped_weights(sample_weight)
-        if self.normalize_y and self._is_additive:
-            mean = np.average(y, axis=0, weights=sample_weight)
-            # By a power of two, which rounds nothing: the squares of 1e-200 are 0.
-            unit = np.ldexp(1.0, np.frexp(np.abs(y - mean).max(axis=0))[1])
-            ratio = (y - mean) / unit
-            scale = unit * np.sqrt(np.average(ratio**2, axis=0, weights=sample_weight))
-            constant = is_constant(scale, y)
-            if self._has_heavy_tails and not constant:
-                weight = None if sample_weight is None else to_tensor(sample_weight)
-                mean, scale = robust_location_scale(to_tensor(y), weight)
-            scale = np.where(constant, 1.0, scale)
-        several = y.ndim > 1
-        self.y_mean_, self.y_scale_ = (mean, scale) if several else (float(mean), float(scale))
-        z = np.where(constant, 0.0, (y - mean) / scale)  # and not the rounding of their mean
-        if several:
-            found = np.flatnonzero(~np.broadcast_to(constant, y.shape[1]))
-            self._varying = found if len(found) else np.arange(y.shape[1])
-            z = np.ascontiguousarray(z[:, self._varying])
-        return z
-
-    def _to_z(self, y: Values) -> Values:
-        """Standardise targets with ``y_mean_`` and ``y_scale_``."""
-        return (y - self.y_mean_) / self.y_scale_
-
-    def _to_y(self, z: Values) -> Values:
-        """Return standardised values, of any shape, in the units of y; (n, t, ...) of targets."""
-        if not self._has_several:
-            return self.y_mean_ + self.y_scale_ * z
-        mean, scale = (with_axes(v, np.ndim(z) - 2) for v in (self.y_mean_, self.y_scale_))
-        return mean + scale * z
-
-    # What is predicted of y, where that is more than f in other units (`LogScale`):
-
-    def _observed(self, z: np.ndarray) -> np.ndarray:
-        """Return standardised observations, or quantiles of such, in the units of y."""
-        return self._to_y(z)
-
-    def _observed_mean(self, X: np.ndarray, mean: np.ndarray) -> np.ndarray:
-        """Return what is predicted of y at the rows of X, given means of z."""
-        return self._to_y(mean)
-
-    def _observed_moments(
-        self, X: np.ndarray, mean: np.ndarray, var: np.ndarray
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """Return what is predicted of y, and its standard deviation, given moments of z."""
-        return self._observed_mean(X, mean), self.y_scale_ * np.sqrt(var)
-
-    def _observed_covariance(self, mean: np.ndarray, covariance: np.ndarray) -> np.ndarray:
-        """Return the covariance of y, (n, n) or (n, n, t), given mean and covariance of z."""
-        return of_targets(covariance, self.y_scale_**2)
-
-    def _observed_gradients(self, X, mean, var, d_mean, d_var) -> FourArrays:
-        """Return prediction and std of y, and their gradients in X, given moments of z and theirs.
-
-        Shapes are those of `_predictive_gradients`.
-        """
-        std, scale = self.y_scale_ * np.sqrt(var), with_axes(self.y_scale_, 1)
-        return self._to_y(mean), std, scale * d_mean, std_gradient(scale**2 * d_var, std)
-
-    def _observed_log_density(self, X: np.ndarray, y: np.ndarray, **offset: Any) -> np.ndarray:
-        """Return log-densities of y, (n,) or (n, t), in nats."""
-        return self._log_density(X, self._to_z(y), **offset) - np.log(self.y_scale_)
-
     @property
     def _latent_device(self) -> torch.device:
         """Where the posterior lies."""
@@ -307,17 +212,6 @@ class RegressionData(LikelihoodPredictive, BaseGP):
             )
             d_mean, d_var = by_mean, by_var
         return self._observed_gradients(X, mean, var, d_mean, d_var)
-
-    def _by_target(self, mean: Any) -> Any:
-        """Means (n, t) of all targets, given those of targets that vary; of one as (n,)."""
-        if not self._has_several:
-            return mean if mean.ndim == 1 else mean[:, 0]
-        if len(self._varying) == len(self.y_scale_):
-            return mean
-        shape = len(mean), len(self.y_scale_)
-        all_means = mean.new_zeros(shape) if torch.is_tensor(mean) else np.zeros(shape)
-        all_means[:, self._varying.tolist()] = mean
-        return all_means
 
     def _offset_at(self, exposure: ArrayLike | None, X: np.ndarray) -> dict[str, np.ndarray]:
         """Return the keyword ``offset`` of the hooks above; nothing without exposures."""

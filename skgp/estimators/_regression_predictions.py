@@ -43,9 +43,6 @@ class RegressionPredictions(RegressorMixin, RegressionData):
     without gross errors. The experiment stands at :data:`skgp.estimators.defaults.GROSS_ERRORS`.
     """
 
-    #: epsilon; 0 where the model is given.
-    _gross_error_rate = 0.0
-
     @property
     def noise_variance_(self) -> float:
         """Variance of the observation noise, in squared units of y."""
@@ -361,12 +358,6 @@ class RegressionPredictions(RegressorMixin, RegressionData):
         centre, total = mixture_moments(weights, mean, var)
         weights = np.append((1 - rate) * weights, rate)
         return weights, np.vstack([mean, centre]), np.vstack([var, total + 1])
-
-    def _observed_quantiles(
-        self, X: np.ndarray, levels: np.ndarray, **offset: np.ndarray
-    ) -> np.ndarray:
-        """Return the quantiles of y at the rows of X, shape (n, q)."""
-        return self._observed(self._quantiles(X, levels, **offset))
 
     def _quantiles(self, X: np.ndarray, levels: np.ndarray, **offset: np.ndarray) -> np.ndarray:
         """Return the quantiles of z at the rows of X, shape (n, q)."""

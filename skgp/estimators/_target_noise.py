@@ -16,7 +16,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -26,105 +26,153 @@ from sklearn.gaussian_process.kernels import Kernel
 
 from skgp.data import Data
 from skgp.estimators import defaults
-from skgp.estimators._base import arrays, to_tensor
+from skgp.estimators._base import BaseGP, arrays, to_tensor
 from skgp.estimators._kernels import default_kernels
-from skgp.estimators._predictive import FourArrays, exponential_covariance
-from skgp.estimators._regression_predictions import RegressionPredictions
+from skgp.estimators._predictive import (
+    FourArrays,
+    LikelihoodPredictive,
+    exponential_covariance,
+    is_constant,
+    of_targets,
+    std_gradient,
+    with_axes,
+)
 from skgp.estimators.defaults import LOG_LEAST_ROWS, LOG_NATS, LOG_RATIOS, MAX_EXPONENT
 from skgp.kernels.scales import capped_weights
-from skgp.learning.hyperparameters import logs_predict_better
+from skgp.learning.hyperparameters import logs_predict_better, robust_location_scale
 from skgp.learning.markov.defaults import STRUCTURE_ROWS
 from skgp.learning.markov.series_search import Problem, evidence_near
 from skgp.likelihoods import Likelihood
 from skgp.models.state_space import kernel_of, series_of
 
+Values = TypeVar("Values", float, np.ndarray, torch.Tensor)
 
-class LogScale(RegressionPredictions):
-    """A regressor that may be of log y.
 
-    Attributes
-    ----------
-    likelihood_ : str or instance
-        "gaussian" or "lognormal" of "auto", else `likelihood`.
-    """
+class TargetScale(LikelihoodPredictive, BaseGP):
+    """Targets y in the units of the user, and z as the model sees them, standardised."""
 
-    likelihood: Any
-    kernel: Any
+    normalize_y: bool
+    y_mean_: Any
+    y_scale_: Any
+    noise_variance_: Any
+    #: Places of the targets, of several, that vary: a constant one would halve the variance of two.
+    _varying: np.ndarray
 
+    #: Whether the targets are counts, which have exposures.
+    _counts = False
+    #: Whether the likelihood adds noise to f: what it does not has no units to standardise.
+    _is_additive = True
+    #: Whether the likelihood has heavy tails: y is standardised in spite of outliers.
+    _has_heavy_tails = False
     #: Whether the model is of log y: f is then in its units, and what is observed log-normal.
     _of_log = False
     #: Mean and standard deviation of positive y, of which `_log` makes others.
     _moments_of_y = 0.0, 1.0
+    #: epsilon of `RegressionPredictions`; 0 where the model is given.
+    _gross_error_rate = 0.0
+
+    likelihood: Any
+    _quantiles: Any
+    _log_density: Any
 
     @property
-    def likelihood_(self) -> Any:
-        """The likelihood: "gaussian" or "lognormal" of "auto"."""
-        if self.likelihood != "auto":
-            return self.likelihood
-        return "lognormal" if self._of_log else "gaussian"
-
-    @property
-    def _has_gaussian_name(self) -> bool:
-        """Whether noise is Gaussian, of y or of log y, by name."""
-        return self.likelihood in ("gaussian", "lognormal", "auto")
-
-    @property
-    def _remedy_of_logs(self) -> str:
-        if self.likelihood == "auto":
-            return (
-                "likelihood='auto' chose so by the targets of fit. Call fit with all observations, "
-                "or with likelihood='gaussian'."
-            )
-        return "Use likelihood='gaussian', or leave these rows out."
-
-    def __sklearn_tags__(self):
-        tags = super().__sklearn_tags__()
-        tags.target_tags.positive_only = self.likelihood == "lognormal"
-        return tags
+    def _has_several(self) -> bool:
+        """Whether the fit was to several targets."""
+        return np.ndim(getattr(self, "y_scale_", 1.0)) > 0
 
     def _begin_fit(self, *, informed: bool = True) -> None:
         super()._begin_fit(informed=informed)
-        self._of_log = self.likelihood == "lognormal"
-
-    def _choose_scale(self, X: np.ndarray, y: np.ndarray, weight: np.ndarray | None) -> None:
-        asked = self.likelihood == "auto" and self.kernel is None and self._learns
-        if asked and _may_be_logs(y):
-            self._of_log = self._logs_predict_better(X, y, weight)
-
-    def _logs_predict_better(self, X: np.ndarray, y: np.ndarray, weight: np.ndarray | None) -> bool:
-        given = None if weight is None else to_tensor(weight)
-        # Copies of an observation would predict each other.
-        data = Data(to_tensor(X), to_tensor(y), given).merged(any_likelihood=True)
-        if len(data) < defaults.LOG_ROWS[0]:
-            return False
-        some = capped(data.some(defaults.LOG_ROWS[1], torch.Generator().manual_seed(0)))
-        return logs_predict_better(default_kernels(*arrays(some))[0], some)
+        self._of_log = getattr(self, "likelihood", None) == "lognormal"
+        self._gross_error_rate = 0.0
 
     def _target(self, y: np.ndarray, sample_weight: np.ndarray | None) -> np.ndarray:
+        """Set ``y_mean_`` and ``y_scale_`` (weighted) and return ``z``, of the shape of y.
+
+        Weights are capped. A constant y, up to rounding, is centred and not scaled.
+        """
         if self._of_log:
-            mean = np.average(y, weights=sample_weight)
-            std = np.average((y - mean) ** 2, weights=sample_weight) ** 0.5
-            self._moments_of_y = float(mean), float(std)
-        return super()._target(self._log(y), sample_weight)
+            centre = np.average(y, weights=sample_weight)
+            std = np.average((y - centre) ** 2, weights=sample_weight) ** 0.5
+            self._moments_of_y, y = (float(centre), float(std)), self._log(y)
+        mean: Any = np.zeros(y.shape[1:])
+        scale: Any = np.ones(y.shape[1:])
+        constant, sample_weight = False, capped_weights(sample_weight)
+        if self.normalize_y and self._is_additive:
+            mean = np.average(y, axis=0, weights=sample_weight)
+            # By a power of two, which rounds nothing: the squares of 1e-200 are 0.
+            unit = np.ldexp(1.0, np.frexp(np.abs(y - mean).max(axis=0))[1])
+            ratio = (y - mean) / unit
+            scale = unit * np.sqrt(np.average(ratio**2, axis=0, weights=sample_weight))
+            constant = is_constant(scale, y)
+            if self._has_heavy_tails and not constant:
+                weight = None if sample_weight is None else to_tensor(sample_weight)
+                mean, scale = robust_location_scale(to_tensor(y), weight)
+            scale = np.where(constant, 1.0, scale)
+        several = y.ndim > 1
+        self.y_mean_, self.y_scale_ = (mean, scale) if several else (float(mean), float(scale))
+        z = np.where(constant, 0.0, (y - mean) / scale)  # and not the rounding of their mean
+        if several:
+            found = np.flatnonzero(~np.broadcast_to(constant, y.shape[1]))
+            self._varying = found if len(found) else np.arange(y.shape[1])
+            z = np.ascontiguousarray(z[:, self._varying])
+        return z
 
-    def _to_z(self, y: Any) -> Any:
-        return super()._to_z(self._log(y))
+    def _to_z(self, y: Values) -> Values:
+        """Standardise targets with ``y_mean_`` and ``y_scale_``."""
+        return (self._log(y) - self.y_mean_) / self.y_scale_
 
-    def _log(self, y: np.ndarray) -> np.ndarray:
+    def _log(self, y: Any) -> Any:
+        """The logarithms of y, where these are modelled; ValueError of targets without one."""
         if not self._of_log:
             return y
-        check_positive_targets(y, self._remedy_of_logs)
+        bad = y <= 0
+        if bad.any():
+            remedy = "Use likelihood='gaussian', or leave these rows out."
+            if self.likelihood == "auto":
+                remedy = (
+                    "likelihood='auto' chose so by the targets of fit. Call fit with all "
+                    "observations, or with likelihood='gaussian'."
+                )
+            row = int(bad.argmax())
+            raise ValueError(
+                f"y must be positive where log y is modelled; got {y[row].item()!r} in row {row} "
+                f"({bad.sum()} of {len(y)} rows are not positive). {remedy}"
+            )
         return np.log(y)
 
+    def _to_y(self, z: Values) -> Values:
+        """Return standardised values, of any shape, in the units of y; (n, t, ...) of targets."""
+        if not self._has_several:
+            return self.y_mean_ + self.y_scale_ * z
+        mean, scale = (with_axes(v, np.ndim(z) - 2) for v in (self.y_mean_, self.y_scale_))
+        return mean + scale * z
+
+    def _by_target(self, mean: Any) -> Any:
+        """Means (n, t) of all targets, given those of targets that vary; of one as (n,)."""
+        if not self._has_several:
+            return mean if mean.ndim == 1 else mean[:, 0]
+        if len(self._varying) == len(self.y_scale_):
+            return mean
+        shape = len(mean), len(self.y_scale_)
+        all_means = mean.new_zeros(shape) if torch.is_tensor(mean) else np.zeros(shape)
+        all_means[:, self._varying.tolist()] = mean
+        return all_means
+
     def _observed(self, z: np.ndarray) -> np.ndarray:
-        return exponential(self._to_y(z)) if self._of_log else super()._observed(z)
+        """Return standardised observations, or quantiles of such, in the units of y."""
+        y = self._to_y(z)
+        return exponential(y) if self._of_log else y
 
     def _observed_mean(self, X: np.ndarray, mean: np.ndarray) -> np.ndarray:
-        """Its mean given f, at the mean of f."""
+        """Return what is predicted of y at the rows of X, given means of z.
+
+        Of log-normal y its mean given f, at the mean of f.
+        """
+        mean = self._to_y(mean)
         if not self._of_log:
-            return super()._observed_mean(X, mean)
+            return mean
         noise = self.noise_variance_ + self.y_scale_**2 * self._excess_noise(X)
-        return exponential(self._to_y(mean) + 0.5 * noise)
+        return exponential(mean + 0.5 * noise)
 
     def _excess_noise(self, X: np.ndarray) -> Any:
         """Variance (n,) of the noise of z at the rows of X over the constant one."""
@@ -137,42 +185,52 @@ class LogScale(RegressionPredictions):
     def _observed_moments(
         self, X: np.ndarray, mean: np.ndarray, var: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
-        if not self._of_log:
-            return super()._observed_moments(X, mean, var)
-        std = log_normal_std(self._to_y(mean), self.y_scale_**2 * var)
+        """Return what is predicted of y, and its standard deviation, given moments of z."""
+        if self._of_log:
+            std = log_normal_std(self._to_y(mean), self.y_scale_**2 * var)
+        else:
+            std = self.y_scale_ * np.sqrt(var)
         return self._observed_mean(X, mean), std
 
     def _observed_covariance(self, mean: np.ndarray, covariance: np.ndarray) -> np.ndarray:
-        covariance = super()._observed_covariance(mean, covariance)
+        """Return the covariance of y, (n, n) or (n, n, t), given mean and covariance of z."""
+        covariance = of_targets(covariance, self.y_scale_**2)
         return exponential_covariance(self._to_y(mean), covariance) if self._of_log else covariance
 
     def _observed_gradients(self, X, mean, var, d_mean, d_var) -> FourArrays:
-        if not self._of_log:
-            return super()._observed_gradients(X, mean, var, d_mean, d_var)
-        scale, centre = self.y_scale_, self._observed_mean(X, mean)
+        """Return what `_predictive_gradients` of `RegressionData` does, given those of z."""
+        scale = with_axes(self.y_scale_, 1)
         slopes = scale * d_mean, scale**2 * d_var
+        if not self._of_log:
+            std = self.y_scale_ * np.sqrt(var)
+            return self._to_y(mean), std, slopes[0], std_gradient(slopes[1], std)
+        centre = self._observed_mean(X, mean)
         std, d_std = log_normal_gradients(self._to_y(mean), scale**2 * var, *slopes)
         d_centre = slopes[0] + 0.5 * scale**2 * self._excess_gradients(X)
         return centre, std, centre[..., None] * d_centre, d_std
 
     def _observed_log_density(self, X: np.ndarray, y: np.ndarray, **offset: Any) -> np.ndarray:
-        """Minus infinity of y without a logarithm, save of gross errors."""
+        """Return log-densities of y, (n,) or (n, t), in nats.
+
+        Minus infinity of log-normal y without a logarithm, save of gross errors.
+        """
+        some = np.maximum(y, np.finfo(np.float64).tiny) if self._of_log else y
+        log_density = self._log_density(X, self._to_z(some), **offset) - np.log(self.y_scale_)
         if not self._of_log:
-            return super()._observed_log_density(X, y, **offset)
-        some = np.maximum(y, np.finfo(np.float64).tiny)
-        log_density = super()._observed_log_density(X, some, **offset) - np.log(some)
+            return log_density
         rate, below = self._gross_errors_below()
         others = np.log(rate) + norm.logpdf(y, *self._moments_of_y) if rate else -np.inf
-        return np.where(y > 0, np.log1p(-below) + log_density, others)
+        return np.where(y > 0, np.log1p(-below) + (log_density - np.log(some)), others)
 
     def _observed_quantiles(self, X: np.ndarray, levels: np.ndarray, **offset: Any) -> np.ndarray:
+        """Return the quantiles of y at the rows of X, shape (n, q)."""
         rate, below = self._gross_errors_below()
         if not below:
-            return super()._observed_quantiles(X, levels, **offset)
+            return self._observed(self._quantiles(X, levels, **offset))
         above = np.maximum(levels - below, 1e-300) / (1 - below)
         mean, std = self._moments_of_y
         others = mean + std * ndtri(np.minimum(levels / rate, 1))
-        found = super()._observed_quantiles(X, above, **offset)
+        found = self._observed(self._quantiles(X, above, **offset))
         return np.where(levels < below, others, found)
 
     def _gross_errors_below(self) -> tuple[float, float]:
@@ -184,20 +242,6 @@ class LogScale(RegressionPredictions):
             return 0.0, 0.0
         mean, std = self._moments_of_y
         return self._gross_error_rate, self._gross_error_rate * float(norm.cdf(-mean / std))
-
-
-def capped(data: Data) -> Data:
-    """Observations none of which decides alone by its weight."""
-    weight = capped_weights(arrays(data)[1])
-    return Data(data.X, data.y, None if weight is None else to_tensor(weight))
-
-
-def _may_be_logs(y: np.ndarray) -> bool:
-    """Whether targets are positive, of one column, and of more than one magnitude."""
-    if y.ndim > 1 or y.min() <= 0:
-        return False
-    low, high = defaults.LOG_RATIOS
-    return low * y.min() <= y.max() <= high * y.min()
 
 
 def exponential(x: np.ndarray) -> np.ndarray:
@@ -224,15 +268,56 @@ def log_normal_gradients(
     return std, std[..., None] * (d_mean + (1 + rate[..., None]) * d_var)
 
 
-def check_positive_targets(y: np.ndarray, remedy: str) -> None:
-    """Refuse targets that have no logarithm: a ValueError names the first, its row, the remedy."""
-    bad = y <= 0
-    if bad.any():
-        row = int(bad.argmax())
-        raise ValueError(
-            f"y must be positive where log y is modelled; got {y[row].item()!r} in row {row} "
-            f"({bad.sum()} of {len(y)} rows are not positive). {remedy}"
-        )
+class LogScale(TargetScale):
+    """A regressor that may be of log y.
+
+    Attributes
+    ----------
+    likelihood_ : str or instance
+        "gaussian" or "lognormal" of "auto", else `likelihood`.
+    """
+
+    likelihood: Any
+    kernel: Any
+
+    @property
+    def likelihood_(self) -> Any:
+        """The likelihood: "gaussian" or "lognormal" of "auto"."""
+        if self.likelihood != "auto":
+            return self.likelihood
+        return "lognormal" if self._of_log else "gaussian"
+
+    @property
+    def _has_gaussian_name(self) -> bool:
+        """Whether noise is Gaussian, of y or of log y, by name."""
+        return self.likelihood in ("gaussian", "lognormal", "auto")
+
+    def __sklearn_tags__(self):
+        tags = super().__sklearn_tags__()
+        tags.target_tags.positive_only = self.likelihood == "lognormal"
+        return tags
+
+    def _choose_scale(self, X: np.ndarray, y: np.ndarray, weight: np.ndarray | None) -> None:
+        asked = self.likelihood == "auto" and self.kernel is None and self._learns
+        low, high = defaults.LOG_RATIOS
+        positive = asked and y.ndim == 1 and y.min() > 0
+        if positive and low * y.min() <= y.max() <= high * y.min():
+            self._of_log = self._logs_predict_better(X, y, weight)
+
+    def _logs_predict_better(self, X: np.ndarray, y: np.ndarray, weight: np.ndarray | None) -> bool:
+        given = None if weight is None else to_tensor(weight)
+        # Copies of an observation would predict each other.
+        data = Data(to_tensor(X), to_tensor(y), given).merged(any_likelihood=True)
+        if len(data) < defaults.LOG_ROWS[0]:
+            return False
+        some = capped(data.some(defaults.LOG_ROWS[1], torch.Generator().manual_seed(0)))
+        return logs_predict_better(default_kernels(*arrays(some))[0], some)
+
+
+def capped(data: Data) -> Data:
+    """Observations none of which decides alone by its weight."""
+    weight = capped_weights(arrays(data)[1])
+    return Data(data.X, data.y, None if weight is None else to_tensor(weight))
 
 
 Found = tuple[Kernel, torch.Tensor]

@@ -20,6 +20,7 @@ from skgp.estimators._blocks import over_rows
 from skgp.estimators._fitting import within_limits
 from skgp.estimators._parameters import Auto, StrOptions
 from skgp.estimators._predictive import gaussian_draws, gradient_in
+from skgp.estimators._regression_predictions import RegressionPredictions
 from skgp.estimators._target_noise import LogScale, capped
 from skgp.estimators._validation import check_joint_memory
 from skgp.learning.noise_function import NoiseFunction, component_weights, learn_noise_function
@@ -27,7 +28,7 @@ from skgp.linalg.runtime import to_arrays
 from skgp.samplers.diagnostics import effective_sample_size
 
 
-class VaryingNoise(LogScale):
+class VaryingNoise(LogScale, RegressionPredictions):
     """A regressor with Gaussian noise whose variance, and that of f, may depend on x.
 
     Parameters
