@@ -167,11 +167,11 @@ class BaseGP(DescribedEstimator, CallbackSupportMixin, BaseEstimator, metaclass=
         return False
 
     def _learn_blocks(self, blocks: MappedBlocks, session: FitSession, backend: Backend) -> None:
-        """Fit to rows in blocks and set the fitted attributes.
+        """Fit to rows in blocks and set the fitted attributes: by a `_learn` that takes them.
 
         Observations of the blocks are those of `_learn`; ``blocks.blocks`` has them as given.
         """
-        raise NotImplementedError
+        self._learn(blocks.some, session, backend, blocks=blocks)  # type: ignore[call-arg]
 
     @property
     def _has_stream(self) -> bool:

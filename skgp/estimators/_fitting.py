@@ -323,11 +323,11 @@ def _size(X: Any) -> str:
 
 def _format(info: Mapping[str, Any]) -> str:
     """Return the scalars of ``info`` as text; what else a model reports is left out."""
-    return "".join(f", {key} {float(v):.4g}" for key, v in info.items() if _is_scalar(v))
-
-
-def _is_scalar(value: Any) -> bool:
-    return isinstance(value, int | float) or getattr(value, "ndim", None) == 0
+    return "".join(
+        f", {key} {float(v):.4g}"
+        for key, v in info.items()
+        if isinstance(v, int | float) or getattr(v, "ndim", None) == 0
+    )
 
 
 @contextlib.contextmanager

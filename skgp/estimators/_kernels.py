@@ -151,7 +151,7 @@ def default_series_kernels(
     length scale; up to 10000 observations also ``constant * RBF`` and such a sum of nu 5/2, of six
     states. `x` (n,) are times, `variance` is where the variances start.
     """
-    unit = _range(x, sample_weight)
+    unit = robust_range(x, sample_weight)
 
     def single(nu: float, scale: float = 1.0, share: float = 1.0) -> Kernel:
         return _matern(nu, scale * defaults.SERIES_SCALE * unit, unit, share * variance)
@@ -176,7 +176,7 @@ def process_kernels(
     if given is None:
         if n_columns == 1:
             return [*default_series_kernels(X[:, 0], variance, sample_weight)]
-        units = [_range(x, sample_weight) for x in X.T]
+        units = [robust_range(x, sample_weight) for x in X.T]
         return [
             ActiveDims(_matern(1.5, unit / 4, unit, variance / n_columns), [column])
             for column, unit in enumerate(units)
@@ -275,11 +275,6 @@ def _matern(nu: float, length_scale: float, unit: float, variance: float) -> Ker
     bounds = defaults.SERIES_SCALE_BOUNDS[0] * unit, defaults.SERIES_SCALE_BOUNDS[1] * unit
     shape = _shape(nu, length_scale, bounds)
     return ConstantKernel(variance, defaults.SERIES_VARIANCE_BOUNDS) * shape
-
-
-def _range(x: np.ndarray, sample_weight: np.ndarray | None) -> float:
-    """Range of some times, but for a few far from the others; 1 where all are equal."""
-    return robust_range(x, capped_weights(sample_weight)) or 1.0
 
 
 def _columns(kernel: Kernel) -> set[int]:

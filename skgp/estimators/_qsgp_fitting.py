@@ -53,14 +53,10 @@ CONSTRAINTS: dict[str, list[Any]] = {
     "warm_start": ["boolean"],
 }
 
-#: Fitted attributes that not every fit sets, by the attribute of `Fit` that gives them.
-OPTIONAL = {
-    "log_marginal_likelihood_value_": "log_marginal_likelihood",
-    "elbo_": "elbo",
-    "likelihood_scale_": "likelihood_scale",
-    "relevance_": "relevance",
-    "n_relevance_vectors_": "relevance",
-}
+#: Fitted attributes that not every fit sets.
+OPTIONAL = (
+    "log_marginal_likelihood_value_ elbo_ likelihood_scale_ relevance_ n_relevance_vectors_".split()
+)
 
 
 class QSGPMixin(WarpedInputs):
@@ -137,7 +133,10 @@ class QSGPMixin(WarpedInputs):
 
     def _fit_attributes(self, fit: Fit) -> dict[str, Any]:
         """What a fit of either estimator sets, optional attributes aside."""
-        values = {name: getattr(fit, OPTIONAL[name]) for name in list(OPTIONAL)[:2]}
+        values = {
+            "log_marginal_likelihood_value_": fit.log_marginal_likelihood,
+            "elbo_": fit.elbo,
+        }
         return {
             **{name: value for name, value in values.items() if value is not None},
             "basis_": fit.plan.basis,

@@ -17,7 +17,7 @@ from skgp.data import Data
 from skgp.estimators._base import Backend
 from skgp.estimators._base_regressor import LikelihoodGPRegressor, StreamingGPRegressor
 from skgp.estimators._blocks import over_rows
-from skgp.estimators._fitting import Callback, FitSession, within_limits
+from skgp.estimators._fitting import FitSession, within_limits
 from skgp.estimators._kernels import with_noise
 from skgp.estimators._parameters import keep_parameters
 from skgp.estimators._series_inputs import observed_rows
@@ -236,7 +236,13 @@ class StateSpaceGPRegressor(
 
             kernel, parameters = fit(self, data)
             if blocks is not None:
-                self._sum_over(blocks, float(parameters[0].exp()), report)
+                # Sites of all rows at the inducing states found, in place of those of some.
+                noise = float(parameters[0].exp())
+                state = cast(InducingState, self._states[0])
+                prior: dict[str, Any] = {"kernel": state.kernel, "knots": state.knots}
+                sums = blocks.sum(partial(GaussianSums.of, noise=noise, **prior), report)
+                self._states = [replace(state, sites=sums.sites)]
+                self._evidence = sums.elbo(**prior)
             elif self._chooses_scale and not (stream or callback.stopped):
                 found = kernel, parameters
                 kernel, parameters = self._on_better_scale(data, likelihood, found, fit)
@@ -250,14 +256,6 @@ class StateSpaceGPRegressor(
     def _learn_blocks(self, blocks: MappedBlocks, session: FitSession, backend: Backend) -> None:
         self._table = None  # blocks hold numbers
         self._learn(blocks.some, session, backend, blocks=blocks)
-
-    def _sum_over(self, blocks: MappedBlocks, noise: float, callback: Callback) -> None:
-        """Sites of all rows at the inducing states found, in place of those of some."""
-        state = cast(InducingState, self._states[0])
-        prior: dict[str, Any] = {"kernel": state.kernel, "knots": state.knots}
-        sums = blocks.sum(partial(GaussianSums.of, noise=noise, **prior), callback)
-        self._states = [replace(state, sites=sums.sites)]
-        self._evidence = sums.elbo(**prior)
 
     def _update(self, data: Data, backend: Backend) -> None:
         self._add(data, self._make_likelihood(split_noise(self.kernel_)[1]), backend)

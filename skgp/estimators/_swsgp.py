@@ -266,9 +266,6 @@ class SWSGPRegressor(SWSGPMixin, VaryingNoise, LikelihoodGPRegressor, StreamingG
         self._describe(kernel, parameters, white)
         self._warn_at_bounds()
 
-    def _learn_blocks(self, blocks: MappedBlocks, session: FitSession, backend: Backend) -> None:
-        self._learn(blocks.some, session, backend, blocks=blocks)
-
     def _update(self, data: Data, backend: Backend) -> None:
         data = replace(data, X=to_tensor(self._inputs(data.X.numpy())))
         data = data.merged(any_likelihood=not self._is_gaussian).to(backend.device)
