@@ -84,15 +84,6 @@ def scaled_inputs(
     depend on the others. A and B are X and Z, finite and of finite squares for any finite inputs;
     the third tells whether Z is None and A and B are one.
     """
-    _check_scale(X, scale)
-    # The distance does not depend on the origin, so no gradient needs to flow through it.
-    zero = origin(X if Z is None else Z)
-    bound = torch.finfo(X.dtype).max ** 0.4
-    A = (X - zero).clamp(-bound, bound) / scale
-    return (A, A, True) if Z is None else (A, (Z - zero).clamp(-bound, bound) / scale, False)
-
-
-def _check_scale(X: Tensor, scale: Tensor | float) -> None:
     n_elements = scale.shape[-1] if isinstance(scale, Tensor) and scale.ndim else 1
     # One number for each of a batch of thetas has a last axis of 1.
     if n_elements != X.shape[-1] and not (n_elements == 1 and getattr(scale, "ndim", 0) != 1):
@@ -100,6 +91,11 @@ def _check_scale(X: Tensor, scale: Tensor | float) -> None:
             f"length_scale has {n_elements} elements and X has {X.shape[-1]} columns; "
             "they must agree, or the length scale must be one number."
         )
+    # The distance does not depend on the origin, so no gradient needs to flow through it.
+    zero = origin(X if Z is None else Z)
+    bound = torch.finfo(X.dtype).max ** 0.4
+    A = (X - zero).clamp(-bound, bound) / scale
+    return (A, A, True) if Z is None else (A, (Z - zero).clamp(-bound, bound) / scale, False)
 
 
 def _cdist(A: Tensor, B: Tensor) -> Tensor:

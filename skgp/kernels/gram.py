@@ -5,12 +5,16 @@ Values and gradients with respect to ``theta`` agree with scikit-learn's
 ``method="direct"``). `gram_tile` is the fast way to large blocks without gradients.
 """
 
+import math
+
 import numpy as np
 import torch
 from sklearn.gaussian_process.kernels import (
+    RBF,
     ConstantKernel,
     Exponentiation,
     Kernel,
+    Matern,
     Product,
     Sum,
     WhiteKernel,
@@ -23,7 +27,7 @@ from skgp.linalg.runtime import asks_for_gradients, large_operation
 from .defaults import PIECE
 from .distances import METRICS, Metric, correct_far_, exp_decay_, scaled_inputs
 from .expression import Node, bind, check_kernel, factors, registered_function
-from .leaves import LEAVES, squared_exponential
+from .leaves import LEAVES
 from .specs import ActiveDims
 
 
@@ -282,7 +286,9 @@ def _tile_gaussian(length_scale, log_scale, X, Z, out) -> Tensor:
 
 
 def _is_rbf(node: Node) -> bool:
-    return squared_exponential(node.kernel)
+    """Whether a kernel is RBF, by that name or as the limit of Matern."""
+    kernel = node.kernel
+    return type(kernel) is RBF or (type(kernel) is Matern and kernel.nu == math.inf)
 
 
 def _check_inputs(kernel: Kernel, X: Tensor, Z: Tensor | None) -> None:

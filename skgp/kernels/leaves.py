@@ -336,11 +336,6 @@ LEAVES: dict[type, Leaf] = {
 }
 
 
-def squared_exponential(kernel: Kernel) -> bool:
-    """Whether a kernel is RBF, by that name or as the limit of Matern."""
-    return type(kernel) is RBF or (type(kernel) is Matern and kernel.nu == math.inf)
-
-
 def _tile_squared(
     X: Tensor, Z: Tensor, scale: Tensor, out: Tensor | None, near: bool = False
 ) -> Tensor:

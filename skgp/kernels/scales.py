@@ -231,10 +231,13 @@ def robust_std(X: np.ndarray, weights: np.ndarray | None = None) -> np.ndarray:
     return _unless_outlying(std, middle / (2 * ndtri(1 - tail)))
 
 
-def robust_range(x: np.ndarray, weights: np.ndarray | None = None) -> float:
-    """Range of numbers x (n,); where outliers make it large, that of the others."""
-    middle, tail = _middle(x, weights)
-    return float(_unless_outlying(np.ptp(x), middle / (1 - 2 * tail)))
+def robust_range(x: np.ndarray, sample_weight: np.ndarray | None) -> float:
+    """Range of numbers x (n,); where outliers make it large, that of the others; 1 of equal ones.
+
+    Weights are capped.
+    """
+    middle, tail = _middle(x, capped_weights(sample_weight))
+    return float(_unless_outlying(np.ptp(x), middle / (1 - 2 * tail))) or 1.0
 
 
 def _middle(X: np.ndarray, weights: np.ndarray | None) -> tuple[np.ndarray, float]:

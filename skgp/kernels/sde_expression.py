@@ -125,7 +125,10 @@ def expand(node: Node, tolerance: float | None) -> Expansion:
     if kind is ExpSineSquared:
         return _exp_sine_squared(node, TOLERANCE if tolerance is None else tolerance)
     if kind is RBF or (kind is Matern and kernel.nu == math.inf):
-        return _squared_exponential(node, tolerance)
+        _check_scalar(node)
+        process = gaussian(tolerance)
+        only = _single(process, -node.params["length_scale"].log())
+        return Expansion(only.components, process.error)
     if kind not in _LEAVES:
         raise ValueError(_no_form(kernel))
     return _LEAVES[kind](node)
@@ -254,13 +257,6 @@ def _matern(node: Node) -> Expansion:
     nu = node.kernel.nu
     _check_scalar(node)
     return _single(_MATERN[nu], 0.5 * math.log(2 * nu) - node.params["length_scale"].log())
-
-
-def _squared_exponential(node: Node, tolerance: float | None) -> Expansion:
-    _check_scalar(node)
-    process = gaussian(tolerance)
-    only = _single(process, -node.params["length_scale"].log())
-    return Expansion(only.components, process.error)
 
 
 def _exp_sine_squared(node: Node, tolerance: float) -> Expansion:

@@ -325,10 +325,13 @@ class _Search:
             return min(candidates, key=lambda fit: fit.loss), 1.0
         corrected = len(candidates[0].family.data.y) <= self.settings.screen_rows
         judged = [_judged(fit, corrected) for fit in candidates]
+        n_free = [len(np.unique(fit.groups)) for fit in candidates]
         weight, best = candidates[0].family.data.weight, 0
         for k in range(1, len(judged)):
             new, old = judged[k], judged[best]
-            likelier = _likelier(candidates[k], candidates[best])
+            # A nat for every free hyper-parameter more (Akaike).
+            nats = (candidates[best].loss - candidates[k].loss) * candidates[k].family.total
+            likelier = nats > n_free[k] - n_free[best]
             if old is None or (new is not None and self._better(new, old, weight, likelier)):
                 best = k
         chosen = judged[best]
@@ -357,12 +360,6 @@ def _likeliest(family: Family, theta: np.ndarray, places, factors: tuple) -> np.
     starts = np.tile(theta, (len(factors), 1))
     starts[:, places] -= np.log(factors)[:, None]
     return min(starts.clip(*family.bounds.T), key=lambda start: family(start)[0])
-
-
-def _likelier(new: Choice, old: Choice) -> bool:
-    """Whether the objective gains a nat for every free hyper-parameter more (Akaike)."""
-    more = len(np.unique(new.groups)) - len(np.unique(old.groups))
-    return (old.loss - new.loss) * new.family.total > more
 
 
 def _judged(fit: Choice, corrected: bool) -> LeaveOneOut | None:

@@ -167,7 +167,11 @@ def leave_one_out(
     """
     _, slope, at = family.at(theta)
     density, error = at.leave_one_out, at.residual  # of an input, over the targets; of each
-    free = _free_groups(family, theta, slope, groups)
+    # Groups that no bound holds:
+    low, high = family.bounds.T
+    down = (theta <= low + DIFFERENCE) & (slope > 0)
+    up = (theta >= high - DIFFERENCE) & (slope < 0)
+    free = np.setdiff1d(groups, groups[down | up])
     if corrected and len(free):
         inverse, moved = _curvature(family, theta, slope, groups, free)
         of_density = np.stack([m.leave_one_out - density for m in moved], -1) / DIFFERENCE
@@ -205,16 +209,6 @@ def _curvature(
         moved.append(at)
     values, vectors = np.linalg.eigh(0.5 * (hessian + hessian.T))
     return (vectors / np.maximum(np.abs(values), LEAST_CURVATURE)) @ vectors.T, moved
-
-
-def _free_groups(
-    family: Family, theta: np.ndarray, slope: np.ndarray, groups: np.ndarray
-) -> np.ndarray:
-    """Groups that no bound holds at an optimum theta, of loss gradient `slope`."""
-    low, high = family.bounds.T
-    down = (theta <= low + DIFFERENCE) & (slope > 0)
-    up = (theta >= high - DIFFERENCE) & (slope < 0)
-    return np.setdiff1d(groups, groups[down | up])
 
 
 def starts(kernel, data: Data, *, known: int = 1) -> list:

@@ -367,19 +367,15 @@ class _Pools:
         self._libraries: dict[str, ThreadpoolController] = {}
         self._blas: contextlib.AbstractContextManager = contextlib.nullcontext()
 
-    def _find(self) -> dict[str, ThreadpoolController]:
-        """The libraries that are loaded, by kind; looked for anew (3 ms) after an import."""
-        if self._n_modules != len(sys.modules):
-            found = ThreadpoolController()
-            self._libraries = {kind: found.select(user_api=kind) for kind in ("openmp", "blas")}
-            self._n_modules = len(sys.modules)
-        return self._libraries
-
     @contextlib.contextmanager
     def limit(self, n_threads: int) -> Iterator[None]:
         """Limit all pools to so many threads; the last user restores them."""
         with self._lock:
-            openmp = self._find()["openmp"].limit(limits=n_threads)
+            if self._n_modules != len(sys.modules):  # libraries are looked for anew (3 ms)
+                found = ThreadpoolController()
+                self._libraries = {kind: found.select(user_api=kind) for kind in ("openmp", "blas")}
+                self._n_modules = len(sys.modules)
+            openmp = self._libraries["openmp"].limit(limits=n_threads)
             if not self._n_users:
                 self._blas = self._libraries["blas"].limit(limits=n_threads)
             self._n_users += 1

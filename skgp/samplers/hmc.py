@@ -194,7 +194,10 @@ class Chains:
         p = len(mean)
         x = rng.standard_normal((run.n_chains, p)) if starts is None else self._whitened(starts)
         self._begin(x)
-        self._restart(1.2 * p**-0.25)  # acceptance of about 0.8 for a standard normal target
+        self.step_size = 1.2 * p**-0.25  # acceptance of about 0.8 for a standard normal target
+        # Of the dual averaging; [2]_ takes 10, for a start without any knowledge.
+        self._centre = math.log(2 * self.step_size)
+        self._statistic, self._log_average, self._n_adapted = 0.0, 0.0, 0
 
     def u(self) -> np.ndarray:
         """Positions (c, p) in the coordinates of the target."""
@@ -302,12 +305,6 @@ class Chains:
             n_accepted += int(taken.sum())
         self._moved = True
         return n_accepted / (jumps.n_each * n_chains)
-
-    def _restart(self, step_size: float) -> None:
-        """Begin the dual averaging anew."""
-        self.step_size = step_size
-        self._centre = math.log(2 * step_size)  # [2]_ takes 10, for a start without any knowledge
-        self._statistic, self._log_average, self._n_adapted = 0.0, 0.0, 0
 
     def _adapt_step(self, probability: float) -> None:
         """Dual averaging of the log step size [2]_, eq. (6); its average at the warm-up's end."""

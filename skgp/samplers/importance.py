@@ -255,7 +255,9 @@ def _evaluated(
         if not ended and not any(np.isfinite(each.values).any() for each in rounds):
             continue
         samples = _weigh(rounds, plan.target_ess, plan.max_pareto_k)
-        info = _info(samples)
+        inside = samples.weights > 0  # elsewhere the log-density may be -inf
+        loss = -float(samples.weights[inside] @ samples.log_density[inside])
+        info = {"ess": samples.ess, "pareto_k": samples.pareto_k, "loss": loss}
         stopped = plan.callback is not None and bool(plan.callback(len(rounds), info))
         if ended or stopped:
             return samples, stopped
@@ -278,13 +280,6 @@ def _draw(
     firsts = np.cumsum([0, *counts])[:-1]
     pair = [first + np.tile(np.arange(n // 2), 2) for first, n in zip(firsts, counts, strict=True)]
     return _Round(proposals, np.concatenate(drawn), owner, np.concatenate(pair), np.empty(0))
-
-
-def _info(samples: ImportanceSamples) -> dict[str, float]:
-    """What a callback is told."""
-    inside = samples.weights > 0  # elsewhere the log-density may be -inf
-    loss = -float(samples.weights[inside] @ samples.log_density[inside])
-    return {"ess": samples.ess, "pareto_k": samples.pareto_k, "loss": loss}
 
 
 def _evaluate(

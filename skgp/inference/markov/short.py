@@ -13,7 +13,6 @@ however short the series. It keeps fewer digits where the weights are large (see
 """
 
 import math
-from collections.abc import Sequence
 from functools import cached_property, reduce
 from typing import Any
 
@@ -47,7 +46,9 @@ class DensePrior:
             by_shape += [(i, each) for each in shapes]
         #: Of each parameter, the derivative of k and its table; None where it does not move.
         self._slopes = by_variance + by_rate + by_shape
-        self.K = self._square(values)  # (m, m)
+        pairs = zip(values, self._lags.tables, strict=True)
+        of_tables = (k.take(table.pairs) for k, table in pairs if k is not None)
+        self.K = reduce(np.add, of_tables)  # (m, m)
         self._most, self._rough = MAX_RATIO, ROUGH_RATIO
         if dynamics.is_approximate:  # the other route loses more
             self._most = self._rough = math.inf
@@ -70,11 +71,6 @@ class DensePrior:
         upper[self._lags.pairs.diagonal()] *= 0.5  # the others stand for both triangles
         sums = [table.fold(upper) for table in self._lags.tables]
         return np.array([0.0 if slope is None else slope @ sums[i] for i, slope in self._slopes])
-
-    def _square(self, values: Sequence[np.ndarray | None]) -> np.ndarray:
-        """The matrix (m, m) of a function of distances, given its values of each table, or None."""
-        pairs = zip(values, self._lags.tables, strict=True)
-        return reduce(np.add, (k.take(table.pairs) for k, table in pairs if k is not None))
 
     @property
     def covariance(self) -> Tensor:

@@ -188,19 +188,16 @@ class Smoother:
 
     def smooth(self, tile: slice, steps: Steps, run: Filtered, visit: Visitor) -> Gaussian:
         """Come back through a tile; mean and variance of f, each (L, C)."""
-        end = self._end(tile, run)
-        mean, var, start = smooth_chunks(self.model, steps, run, end, visit)
-        if self.has_negative_weights:
-            _check_joints(end[1], start[1])
-        return mean, var
-
-    def _end(self, tile: slice, run: Filtered) -> Gaussian:
-        """(r, N) at the ends of chunks, ``(I + J P)^-1`` times ``eta - J m`` and ``J``."""
+        # (r, N) at the ends of chunks: (I + J P)^-1 times eta - J m and J.
         _, (eta, J) = self.boundaries
         eta, J = eta[..., tile].contiguous(), J[..., tile].contiguous()
         m, P = run.end
         inverse, _ = inverse_and_log_det(identity_plus(matmul(J, P)))
-        return matvec(inverse, eta - matvec(J, m)), symmetrize(matmul(inverse, J))
+        end = matvec(inverse, eta - matvec(J, m)), symmetrize(matmul(inverse, J))
+        mean, var, start = smooth_chunks(self.model, steps, run, end, visit)
+        if self.has_negative_weights:
+            _check_joints(end[1], start[1])
+        return mean, var
 
     def tiles(self, width: int = 0) -> Iterator[slice]:
         """Tiles of chunks that fit in memory with `width` numbers a point beside the matrices."""

@@ -290,7 +290,13 @@ class _Search:
         # The noise of a probit link has variance 1, of another what tells as little.
         self._variance = 2 / math.pi / information
         self.generator, self.callback, self.n_points = generator, callback, n_points
-        self.numbers = _labels_as_numbers(data, generator)
+        # Labels, of several columns a random combination, as standardised targets.
+        y = data.y[:, 0]
+        if data.y.shape[1] > 1:
+            direction = standard_normal((data.y.shape[1],), generator)
+            y = data.y @ direction.to(data.y.device)
+        y = (y - y.mean()) / y.std().clamp_min(1e-12)
+        self.numbers = replace(data, y=y).merged()
         order = torch.randperm(len(data), generator=generator, device=generator.device)
         self.labels = data.take(order[:n_points]), min(n_neighbors, defaults.COMPARED_NEIGHBORS)
 
@@ -329,13 +335,3 @@ def _moved(kernel, to):
 
 def _free(kernel) -> list[tuple[str, int]]:
     return [(each.name, each.n_elements) for each in kernel.hyperparameters if not each.fixed]
-
-
-def _labels_as_numbers(data: Data, generator: torch.Generator) -> Data:
-    """Labels, of several columns a random combination, as standardised targets."""
-    y = data.y[:, 0]
-    if data.y.shape[1] > 1:
-        direction = standard_normal((data.y.shape[1],), generator)
-        y = data.y @ direction.to(data.y.device)
-    y = (y - y.mean()) / y.std().clamp_min(1e-12)
-    return replace(data, y=y).merged()

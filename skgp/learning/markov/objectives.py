@@ -230,11 +230,6 @@ class GaussianEvidence(ClosedForm):
         deviation = series.y - series.at_rows(self._centre)
         self._squares = float(series.sums(deviation**2).sum())
 
-    def dense_prior(self, process: Dynamics) -> DensePrior | None:
-        """The covariance at all times, of a short series."""
-        lags = self.series.lags_of(process)
-        return None if lags is None else DensePrior(process, lags)
-
     def short(self, component: Component) -> ShortSeries | None:
         """As of `ClosedForm`; made once for a form, whose values of what is fixed it holds."""
         if component.form not in self._short:
@@ -251,7 +246,8 @@ class GaussianEvidence(ClosedForm):
 
     def _condition(self, dynamics: Processes, noise: float, rough: bool = False) -> SitesEvidence:
         process, *_ = dynamics
-        prior = self.dense_prior(process)
+        lags = self.series.lags_of(process)
+        prior = None if lags is None else DensePrior(process, lags)
         if prior is not None:
             totals, counts, centre = self._arrays
             weight = counts / noise
@@ -296,7 +292,9 @@ class SitesElbo(ABC):
         """The ELBO at its best over the sites."""
         parameters = parameters.to(self._y)
         found = self.find(dynamics, parameters, knots, tol)
-        q, value = found.posterior, self.value_of(found)
+        # What rounding leaves of an ELBO may be the best of all: a search is to turn back there.
+        lost = found.rounding > LOST_NATS * self.total
+        q, value = found.posterior, (-math.inf if lost else found.elbo)
         if value > -math.inf:
             self.sites, self.mean = (found.beta, found.weight), self.mean_of(dynamics)
         rows = self._y, found.mean, found.var
@@ -314,12 +312,6 @@ class SitesElbo(ABC):
         self, dynamics: Processes, parameters: Tensor, knots: Knots = None, tol: float = ELBO_TOL
     ) -> SiteFit:
         """The best sites."""
-
-    def value_of(self, found: SiteFit) -> float:
-        """That of the best sites; minus infinity where it has no digits left."""
-        # What rounding leaves of an ELBO may be the best of all: a search is to turn back there.
-        lost = found.rounding > LOST_NATS * self.total
-        return -math.inf if lost else found.elbo
 
     def mean_of(self, dynamics: Processes) -> float:
         """Prior mean of f that the sites do not know of."""

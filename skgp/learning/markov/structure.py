@@ -180,7 +180,9 @@ def _stationary(
         # What was chosen without seasons had to follow them, or may be slow beside them.
         starts = [make.short(), best.kernel]
         if n <= MAX_TIMES:
-            starts.append(_slow(best.components[0], make.span).kernel)
+            part = best.components[0]
+            theta = torch.where(part.is_length_scale, math.log(make.span), part.theta)  # slow
+            starts.append(part.at(theta.clamp(part.low, part.high)).kernel)
         for start in starts:
             kernel = total([start, *seasons, make.constant()])
             found = climb(kernel, parameters, -math.inf if still is None else criterion(still))
@@ -233,12 +235,6 @@ def _without(found: Search, n_parts: int) -> Search:
     for _ in range(n_parts):
         kernel = kernel.k1
     return replace(found, components=[Component(kernel)])
-
-
-def _slow(part: Component, scale: float) -> Component:
-    """A process with its length scales at one, within their bounds."""
-    theta = torch.where(part.is_length_scale, math.log(scale), part.theta)
-    return part.at(theta.clamp(part.low, part.high))
 
 
 def parts_of(series: Series) -> SeriesParts:

@@ -224,7 +224,9 @@ def periodogram(
         waves = frequencies[
             : int(defaults.OVERSAMPLED * defaults.WAVE_ROWS / defaults.CELLS_A_CYCLE)
         ]
-    gain = _over_neighbours(power) - defaults.UNMODELLED
+    # Over the mean of noise that has the median of the neighbourhood:
+    least = np.finfo(float).eps * max(power.max(), np.finfo(float).tiny)
+    gain = (power * math.log(2) / np.maximum(_background(power), least)) - defaults.UNMODELLED
     shown = frequencies >= lowest
     waves = waves[waves >= lowest]
     gain, n_waves = gain[shown], len(waves)
@@ -277,12 +279,6 @@ def _spectrum(t: np.ndarray, y: np.ndarray, step: float) -> tuple[np.ndarray, np
     values = np.bincount(cell, y - y.mean(), cells) / occupied
     power = np.abs(np.fft.rfft(values, defaults.OVERSAMPLED * cells)[1:]) ** 2
     return np.arange(1, len(power) + 1) * (cells - 1) / (span * defaults.OVERSAMPLED * cells), power
-
-
-def _over_neighbours(power: np.ndarray) -> np.ndarray:
-    """Power over the mean of noise that has the median of the neighbourhood."""
-    least = np.finfo(float).eps * max(power.max(), np.finfo(float).tiny)
-    return power * math.log(2) / np.maximum(_background(power), least)
 
 
 def _background(power: np.ndarray) -> np.ndarray:
