@@ -70,6 +70,8 @@ class TargetScale(LikelihoodPredictive, BaseGP):
     _moments_of_y = 0.0, 1.0
     #: epsilon of `RegressionPredictions`; 0 where the model is given.
     _gross_error_rate = 0.0
+    #: Of the logarithm of the variance over ``noise_variance_``; None where it is constant.
+    _noise_function: Any = None
 
     likelihood: Any
     _quantiles: Any
@@ -83,7 +85,7 @@ class TargetScale(LikelihoodPredictive, BaseGP):
     def _begin_fit(self, *, informed: bool = True) -> None:
         super()._begin_fit(informed=informed)
         self._of_log = getattr(self, "likelihood", None) == "lognormal"
-        self._gross_error_rate = 0.0
+        self._gross_error_rate, self._noise_function = 0.0, None
 
     def _target(self, y: np.ndarray, sample_weight: np.ndarray | None) -> np.ndarray:
         """Set ``y_mean_`` and ``y_scale_`` (weighted) and return ``z``, of the shape of y.
@@ -125,8 +127,7 @@ class TargetScale(LikelihoodPredictive, BaseGP):
         """The logarithms of y, where these are modelled; ValueError of targets without one."""
         if not self._of_log:
             return y
-        bad = y <= 0
-        if bad.any():
+        if (bad := y <= 0).any():
             remedy = "Use likelihood='gaussian', or leave these rows out."
             if self.likelihood == "auto":
                 remedy = (
@@ -186,10 +187,9 @@ class TargetScale(LikelihoodPredictive, BaseGP):
         self, X: np.ndarray, mean: np.ndarray, var: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
         """Return what is predicted of y, and its standard deviation, given moments of z."""
+        std = self.y_scale_ * np.sqrt(var)
         if self._of_log:
             std = log_normal_std(self._to_y(mean), self.y_scale_**2 * var)
-        else:
-            std = self.y_scale_ * np.sqrt(var)
         return self._observed_mean(X, mean), std
 
     def _observed_covariance(self, mean: np.ndarray, covariance: np.ndarray) -> np.ndarray:
@@ -299,6 +299,7 @@ class LogScale(TargetScale):
 
     def _choose_scale(self, X: np.ndarray, y: np.ndarray, weight: np.ndarray | None) -> None:
         asked = self.likelihood == "auto" and self.kernel is None and self._learns
+        asked = asked and getattr(self, "heteroscedastic", None) is not True
         low, high = defaults.LOG_RATIOS
         positive = asked and y.ndim == 1 and y.min() > 0
         if positive and low * y.min() <= y.max() <= high * y.min():

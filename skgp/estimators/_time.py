@@ -105,16 +105,6 @@ def is_dates(column: Any, name: str = "X") -> bool:
     return _is_date(next((value for value in values if not _is_absent(value)), None))
 
 
-def refuse_dates(y: Any) -> None:
-    """ValueError of targets that are dates or durations: as numbers they are of an unsaid unit."""
-    column = np.array(y[:1], dtype=object) if isinstance(y, list | tuple) else y
-    if is_dates(column, "y"):
-        raise ValueError(
-            "y holds dates, which have no unit to be predicted in. Give numbers, such as days "
-            "since a date: (y - date) / np.timedelta64(1, 'D')."
-        )
-
-
 def absent(values: Iterable[Any]) -> np.ndarray:
     """Which of some Python objects (n,) are missing: None, or unlike themselves as NaN, NaT, NA."""
     return np.array([_is_absent(value) for value in values], dtype=bool)

@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike
 from scipy.sparse import issparse
 
 from skgp.blocks import is_dask
-from skgp.estimators._time import absent, is_dates, refuse_dates, table_columns
+from skgp.estimators._time import absent, is_dates, table_columns
 from skgp.estimators.defaults import JOINT_MATRICES, LARGEST_INPUT, LARGEST_TARGET
 from skgp.linalg.runtime import memory_budget, require_memory
 
@@ -123,15 +123,19 @@ def _refuse_masked(values: Any, name: str) -> None:
 def check_targets(y: Any, numeric: bool) -> None:
     """ValueError of targets without a value; if `numeric` of text and dates, too."""
     values = np.asarray(y)
-    # Of objects scikit-learn makes numbers, of arrays of text not even where they spell numbers.
-    text = values.ravel()[:1].tolist() if values.dtype.kind in "SU" else [_first_text(values)]
-    if numeric and text not in ([], [None]):
-        raise ValueError(
-            f"y holds text, such as {text[0]!r}, where a regressor needs numbers. Take a "
-            "classifier if these are labels, or convert them by y.astype(float)."
-        )
-    if numeric:
-        refuse_dates(y)
+    if numeric and values.dtype.kind not in "biuf":
+        # Of objects scikit-learn makes numbers, of arrays of text not even where they spell such.
+        text = values.ravel()[:1].tolist() if values.dtype.kind in "SU" else [_first_text(values)]
+        if text not in ([], [None]):
+            raise ValueError(
+                f"y holds text, such as {text[0]!r}, where a regressor needs numbers. Take a "
+                "classifier if these are labels, or convert them by y.astype(float)."
+            )
+        if is_dates(np.array(y[:1], dtype=object) if isinstance(y, list | tuple) else y, "y"):
+            raise ValueError(
+                "y holds dates, which have no unit to be predicted in. Give numbers, such as days "
+                "since a date: (y - date) / np.timedelta64(1, 'D')."
+            )
     objects = values.dtype == object
     missing = absent(values.ravel()).reshape(values.shape) if objects else values != values
     if np.any(missing):

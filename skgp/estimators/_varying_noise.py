@@ -50,8 +50,6 @@ class VaryingNoise(LogScale, RegressionPredictions):
     }
 
     heteroscedastic: bool | Auto
-    #: Of the logarithm of the variance over ``noise_variance_``; None where it is constant.
-    _noise_function: NoiseFunction | None = None
 
     def _check_parameters(self, *, stream: bool = False) -> None:
         super()._check_parameters(stream=stream)
@@ -69,14 +67,6 @@ class VaryingNoise(LogScale, RegressionPredictions):
                 "partial_fit has constant noise; got heteroscedastic=True. Use 'auto' or False, or "
                 "fit."
             )
-
-    def _begin_fit(self, *, informed: bool = True) -> None:
-        super()._begin_fit(informed=informed)
-        self._noise_function = None
-
-    def _choose_scale(self, X: np.ndarray, y: np.ndarray, weight: np.ndarray | None) -> None:
-        if self.heteroscedastic is not True:
-            super()._choose_scale(X, y, weight)
 
     def _learn_from_errors(self, data: Data, *, stream: bool) -> None:
         if not stream and self._may_vary(data):
