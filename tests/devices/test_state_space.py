@@ -106,5 +106,5 @@ def test_the_gradients_of_all_columns_cross_together(n_columns):
         climb = Climb([Matern()] * n_columns, BinnedEvidence(statistics, 0.0, True), Gaussian(0.1))
         place = climb.start()
         before = counts["to_host"]
-        climb.loss({"place": place})
+        climb.loss(place)
         assert counts["to_host"] == before + 1

@@ -100,8 +100,8 @@ class SeriesPosterior(Density):
         if self.short is not None:
             short, gradient, _ = self.short(u)
             return -short, -gradient
-        loss, slope = self._climb.loss({"place": torch.from_numpy(u.copy())})
-        return self._scale * loss, self._scale * slope["place"].numpy()
+        loss, slope = self._climb.loss(torch.from_numpy(u.copy()))
+        return self._scale * loss, self._scale * slope.numpy()
 
     def log_densities_and_gradients(self, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """As of `Density`, but for a constant; minus infinity where there is no evidence."""

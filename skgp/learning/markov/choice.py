@@ -197,7 +197,7 @@ class CommonClimb(Climb):
         starts = [
             torch.cat([torch.tensor(ab), parameters]) for ab in ((0.0, 0.0), defaults.LONG_START)
         ]
-        return min(starts, key=lambda place: self.loss({"place": place})[0])
+        return min(starts, key=lambda place: self.loss(place)[0])
 
     def bounds(self, start: Tensor) -> tuple[Tensor, Tensor]:
         """Lower and upper bounds of a place: those of all kernels hold."""
@@ -223,18 +223,16 @@ class CommonClimb(Climb):
     def knots(self, place: Tensor) -> None:
         """There are none."""
 
-    def loss_of(self, found: Any, place: Tensor) -> tuple[float, dict[str, Tensor]]:
+    def loss_of(self, found: Any, place: Tensor) -> tuple[float, Tensor]:
         """Negative evidence an observation, and its gradient."""
-        value, slope = super().loss_of(found, place)
-        whole = slope["place"]
+        value, whole = super().loss_of(found, place)
         shared = self._groups.double() @ whole[: len(self._origin)]
         z = place - torch.cat([place.new_zeros(2), self.likelihood.initial(self._origin)])
         precision = torch.full_like(z, defaults.NOISE_LOG_SD**-2)
         precision[:2] = defaults.COMMON_LOG_SD**-2
         scale = 1 / self.objective.total
         value += 0.5 * scale * float(precision @ z.square())
-        gradient = torch.cat([shared, whole[self._likelihood]]) + scale * precision * z
-        return value, {"place": gradient}
+        return value, torch.cat([shared, whole[self._likelihood]]) + scale * precision * z
 
 
 def climb_columns(

@@ -56,8 +56,8 @@ def fit_minibatches(
     place = start.clone().requires_grad_()
 
     def loss(iteration: int) -> Tensor:
-        value, gradient = climb.loss({"place": place})
-        return value + (place - place.detach()) @ gradient["place"]  # a number with its gradient
+        value, gradient = climb.loss(place)
+        return value + (place - place.detach()) @ gradient  # a number with its gradient
 
     recorder = StopRecorder(callback)
     loop = BoundedAdam(

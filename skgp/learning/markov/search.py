@@ -203,8 +203,8 @@ class Climb:
         scale: float = 1.0,  # of the loss while it is minimised
     ) -> LBFGSResult:
         def loss(leaves: dict[str, Tensor]) -> tuple[float, dict[str, Tensor]]:
-            value, slope = self.loss(leaves)
-            return scale * value, {name: scale * each for name, each in slope.items()}
+            value, slope = self.loss(leaves["place"])
+            return scale * value, {"place": scale * slope}
 
         def told(iteration: int, info: dict[str, Any]) -> bool:
             return bool(callback and callback(iteration, {**info, "loss": info["loss"] / scale}))
@@ -234,12 +234,12 @@ class Climb:
         dynamics = [each.dynamics(theta) for each, theta in pairs]
         return self.objective(dynamics, self.parameters(place), self.knots(place), tol=self.tol)
 
-    def loss(self, leaves: dict[str, Tensor]) -> tuple[float, dict[str, Tensor]]:
+    def loss(self, place: Tensor) -> tuple[float, Tensor]:
         """Negative evidence an observation, and its gradient."""
-        place = leaves["place"].detach()
+        place = place.detach()
         return self.loss_of(self.evaluate(self.thetas(place)[0], place), place)
 
-    def loss_of(self, found: Evaluation, place: Tensor) -> tuple[float, dict[str, Tensor]]:
+    def loss_of(self, found: Evaluation, place: Tensor) -> tuple[float, Tensor]:
         """The same where the evidence has been evaluated."""
         thetas, slope = self.thetas(place)
         *bars, of_likelihood, of_knots = _beside(
@@ -267,7 +267,7 @@ class Climb:
             gaps = place[self._likelihood.stop + 1 :].exp()
             gradient = torch.cat([gradient, of_knots.sum()[None], behind * gaps])
         scale = -1 / self.objective.total
-        return scale * value, {"place": scale * gradient}
+        return scale * value, scale * gradient
 
     def _log_prior(self, at: Tensor) -> tuple[float, Tensor]:
         """Log-density, but for a constant, of theta and the likelihood's (t + p,); its gradient."""

@@ -50,10 +50,10 @@ def dense_loss(place, X, y):
 def test_loss_and_gradient_of_common_factors_are_those_of_a_dense_process():
     X, y, *_ = sample(40, 3, "plane")
     climb, place = climb_of(X, y), np.array([0.7, -0.4, -1.5])
-    value, slope = climb.loss({"place": torch.from_numpy(place)})
+    value, slope = climb.loss(torch.from_numpy(place))
     assert value * 40 == pytest.approx(dense_loss(place, X, y), rel=1e-9)
     expected = approx_fprime(place, dense_loss, 1e-7, X, y)
-    np.testing.assert_allclose(slope["place"] * 40, expected, rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(slope * 40, expected, rtol=1e-4, atol=1e-4)
 
 
 def test_search_of_common_factors_ends_at_the_maximum():

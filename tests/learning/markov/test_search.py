@@ -242,11 +242,11 @@ def test_prior_enters_loss_and_gradient(data, amplitudes):
     of_variance = np.sqrt(2) * (z[0] / 2).exp() if amplitudes else z[0] ** 2 / (2 * PRIOR_LOG_SD**2)
     of_scale = z[1] ** 2 / (2 * PRIOR_LOG_SD**2)
     expected = (of_variance + of_scale + noise**2 / (2 * NOISE_LOG_SD**2)) / 80
-    value, slope = with_prior.loss({"place": place})
-    assert value - without.loss({"place": place})[0] == pytest.approx(float(expected), rel=1e-9)
+    value, slope = with_prior.loss(place)
+    assert value - without.loss(place)[0] == pytest.approx(float(expected), rel=1e-9)
     for i, step in enumerate(1e-6 * torch.eye(3, dtype=torch.float64)):
-        ends = [with_prior.loss({"place": place + sign * step})[0] for sign in (1, -1)]
-        assert slope["place"][i] == pytest.approx((ends[0] - ends[1]) / 2e-6, rel=1e-5, abs=1e-8)
+        ends = [with_prior.loss(place + sign * step)[0] for sign in (1, -1)]
+        assert slope[i] == pytest.approx((ends[0] - ends[1]) / 2e-6, rel=1e-5, abs=1e-8)
 
 
 @pytest.mark.parametrize("own", [False, True], ids=["of the likelihood", "of the components"])
@@ -260,12 +260,12 @@ def test_parameters_of_a_likelihood_have_one_prior(data, own):
     evidence = plain.evaluate(plain.thetas(place)[0], place).value
     options = {"prior": [kernel]} if own else {}
     climb = Climb([kernel], VariationalEvidence(make_series(x, y), learned), learned, **options)
-    value, slope = climb.loss({"place": place})
+    value, slope = climb.loss(place)
     nu = np.log(4.0) + 0.7
     of_prior = -0.5 * 0.7**2 if own else nu - 0.25 * np.exp(nu)
     assert -value * 80 - evidence == pytest.approx(of_prior, abs=1e-3)
-    ends = [climb.loss({"place": place + h * torch.eye(4)[3]})[0] for h in (1e-3, -1e-3)]
-    assert slope["place"][3] == pytest.approx((ends[0] - ends[1]) / 2e-3, rel=1e-2)
+    ends = [climb.loss(place + h * torch.eye(4)[3])[0] for h in (1e-3, -1e-3)]
+    assert slope[3] == pytest.approx((ends[0] - ends[1]) / 2e-3, rel=1e-2)
     assert law.log_prior(law.initial(x)) == 0
 
 
