@@ -133,10 +133,7 @@ class QSGPMixin(WarpedInputs):
 
     def _fit_attributes(self, fit: Fit) -> dict[str, Any]:
         """What a fit of either estimator sets, optional attributes aside."""
-        values = {
-            "log_marginal_likelihood_value_": fit.log_marginal_likelihood,
-            "elbo_": fit.elbo,
-        }
+        values = {"log_marginal_likelihood_value_": fit.log_marginal_likelihood, "elbo_": fit.elbo}
         return {
             **{name: value for name, value in values.items() if value is not None},
             "basis_": fit.plan.basis,

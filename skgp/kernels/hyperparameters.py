@@ -11,13 +11,7 @@ from collections.abc import Hashable
 from typing import Any
 
 import numpy as np
-from sklearn.gaussian_process.kernels import (
-    Exponentiation,
-    Hyperparameter,
-    Kernel,
-    Product,
-    Sum,
-)
+from sklearn.gaussian_process.kernels import Exponentiation, Hyperparameter, Kernel, Product, Sum
 
 from .specs import ActiveDims
 

@@ -32,10 +32,7 @@ import torch
 from torch import Tensor
 
 from skgp.inference.defaults import BATCH_BYTES, BATCH_NUMBERS
-from skgp.inference.markov.additive_bins import (
-    AdditivePosterior,
-    Bins,
-)
+from skgp.inference.markov.additive_bins import AdditivePosterior, Bins
 from skgp.inference.markov.additive_sites import RowsPosterior, RowsPrior, condition_rows
 from skgp.inference.markov.conditionals import condition
 from skgp.inference.markov.posterior import Posterior
