@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from numbers import Integral
 from typing import Any
 
@@ -29,6 +28,7 @@ from skgp.estimators._parameters import (
     warn_of_idle_options,
 )
 from skgp.estimators._validation import told_of_text
+from skgp.optim.stopping import LossRecorder
 
 
 class GaussianProcessClassifier(ClassifierMixin, FrontDoor):
@@ -185,10 +185,7 @@ class GaussianProcessClassifier(ClassifierMixin, FrontDoor):
         )
         with session.stage("hyperparameters") as callback:
             if self.n_classes_ == 2:
-                count = itertools.count(1)
-                self.base_estimator_ = base.fit(
-                    X, y, tell=lambda loss: callback(next(count), {"loss": loss})
-                )
+                self.base_estimator_ = base.fit(X, y, tell=LossRecorder(callback).tell)
             else:
                 several = (
                     OneVsRestClassifier if self.multi_class == "one_vs_rest" else OneVsOneClassifier

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from numbers import Integral, Real
 from typing import Any
 
@@ -38,6 +37,7 @@ from skgp.inference.exact import condition
 from skgp.kernels.training import training_gram
 from skgp.learning.evidence import TargetsEvidence
 from skgp.linalg import NotPositiveDefiniteError
+from skgp.optim.stopping import LossRecorder
 
 
 class GaussianProcessRegressor(RegressorPredictions, MultiOutputMixin, RegressorMixin, FrontDoor):
@@ -214,7 +214,6 @@ class GaussianProcessRegressor(RegressorPredictions, MultiOutputMixin, Regressor
             evidence = TargetsEvidence(gram, scaled, alpha)
             starts = theta_starts(kernel, self.n_restarts_optimizer, self.random_state)
             with session.stage("hyperparameters") as callback:
-                count = itertools.count(1)
                 theta, least = learn_theta(
                     evidence,
                     kernel,
@@ -222,7 +221,7 @@ class GaussianProcessRegressor(RegressorPredictions, MultiOutputMixin, Regressor
                     starts,
                     of_many=evidence.of_many if evidence.has_many else None,
                     n_rows=len(y),
-                    tell=lambda loss: callback(next(count), {"loss": loss}),
+                    tell=LossRecorder(callback).tell,
                 )
             kernel.theta = theta
             kernel._check_bounds_params()

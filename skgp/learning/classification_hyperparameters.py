@@ -50,7 +50,7 @@ from skgp.learning.search import HyperparameterFit, SearchSettings, fit_leave_on
 from skgp.learning.selection import class_codes
 from skgp.linalg.runtime import Callback, standard_normal
 from skgp.optim.bfgs import minimize_within
-from skgp.optim.stopping import StopRecorder
+from skgp.optim.stopping import LossRecorder, StopRecorder
 
 _NOTHING = np.zeros((0, 0))  # mathematical: keeps block_diag right where a kernel has nothing free
 
@@ -272,22 +272,15 @@ class _Search:
 
     def _maximise(self, kernel, moves: np.ndarray, rows: Data) -> HyperparameterFit:
         """L-BFGS-B over z, ``theta = start + moves z``; the best theta seen, scored."""
-        objective, history = _Objective(self, kernel, moves, rows), list[float]()
+        objective, recorder = _Objective(self, kernel, moves, rows), LossRecorder(self.callback)
         theta = objective.start
-
-        def tell(loss: float) -> bool:
-            history.append(-loss)
-            return self.callback(len(history), {"loss": loss})
-
         if moves.shape[1]:
             options = {"max_iter": self.settings.max_iter, "tol": 1e-5, "refuse_far": False}
-            z = np.zeros(moves.shape[1])
-            theta = (
-                theta
-                + moves @ minimize_within(objective, z, objective.bounds(), **options, tell=tell)[0]
-            )
-        found = with_theta(kernel, theta)
-        return replace(self._scored(found, rows, objective.evidence, theta), history=history)
+            place = np.zeros(moves.shape[1]), objective.bounds()
+            z, _ = minimize_within(objective, *place, **options, tell=recorder.tell)
+            theta = theta + moves @ z
+        found = self._scored(with_theta(kernel, theta), rows, objective.evidence, theta)
+        return replace(found, history=recorder.history)
 
     def _scored(
         self, kernel, rows: Data, of: LaplaceEvidence, theta: np.ndarray
