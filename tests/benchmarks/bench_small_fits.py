@@ -41,9 +41,11 @@ def problems():
             else:
                 peer = GaussianProcessRegressor(kernel + WhiteKernel(0.1), normalize_y=True)
             yield f"{name}, {Z.shape[1]} d", getattr(skgp, name)(), peer, Z, y
-    for kind, y in series():
+    for kind, y in series():  # by default trends and seasons are searched for, too
         peer = GaussianProcessRegressor(1.0 * RBF() + WhiteKernel(0.1), normalize_y=True)
-        yield f"series, {kind}", skgp.StateSpaceGPRegressor(), peer, np.arange(float(N))[:, None], y
+        grid = np.arange(float(N))[:, None]
+        yield f"series, {kind}", skgp.StateSpaceGPRegressor(), peer, grid, y
+        yield f"series, {kind}, one kernel", skgp.StateSpaceGPRegressor(peer.kernel), peer, grid, y
 
 
 def series():
