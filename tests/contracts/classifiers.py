@@ -228,11 +228,6 @@ class ClassifierPredictions(EstimatorPredictions):
     def test_defaults_are_accurate(self, problem, learned):
         assert learned.score(*problem) >= self.least_score
 
-    def test_duplicated_rows_are_accepted(self, data, X_new):
-        X, y = data
-        estimator = self.make().fit(np.repeat(X[:10], 4, axis=0), np.repeat(y[:10], 4))
-        assert np.isfinite(self.outputs(estimator, X_new)).all()
-
     def test_two_rows_are_accepted(self, X_new):
         estimator = self.make().fit([[1.0, 2.0], [2.0, 1.0]], ["a", "b"])
         assert np.isfinite(estimator.predict_proba(X_new)).all()

@@ -3,6 +3,7 @@
 import inspect
 import itertools
 import pickle
+import re
 import signal
 import threading
 import warnings
@@ -10,7 +11,7 @@ import warnings
 import numpy as np
 import pytest
 import torch
-from sklearn.base import clone
+from sklearn.base import clone, is_classifier
 from sklearn.exceptions import ConvergenceWarning, NotFittedError
 from sklearn.gaussian_process.kernels import RBF, CompoundKernel, PairwiseKernel, WhiteKernel
 from sklearn.model_selection import GridSearchCV
@@ -25,6 +26,8 @@ def sklearn_checks(*estimators, expected_failed_checks=lambda estimator: {}, var
 
     Without ``variants`` what it runs in memory and on read-only maps, in float64 and in float32,
     runs once for each class: on read-only maps and in float32; and none whose name is in ``but``.
+    The regressors, and the classifiers, then take turns at the checks that fit: all others are
+    slow.
     """
     known = inspect.signature(parametrize_with_checks).parameters
     strict = {"xfail_strict": True} if "xfail_strict" in known else {}  # since scikit-learn 1.8
@@ -38,13 +41,28 @@ def sklearn_checks(*estimators, expected_failed_checks=lambda estimator: {}, var
             estimator, check = getattr(case, "values", case)
             if check.func.__name__ not in but:
                 kept[type(estimator), check.func] = case
-        cases = list(kept.values())
+        cases = _in_turn(kept)
 
     @pytest.mark.parametrize(names, cases, **mark.kwargs)
     def test_sklearn_check(estimator, check):
         check(estimator)
 
     return test_sklearn_check
+
+
+def _in_turn(cases):
+    """Return the cases, by class and check, of which most of those that fit are marked slow."""
+    found, alike = [], {}
+    for (kind, check), case in cases.items():
+        alike.setdefault((check, is_classifier(kind())), []).append(case)
+    for turn, ((check, _), group) in enumerate(alike.items()):
+        if re.search("init|param|clone|repr|mixin|tag", check.__name__):
+            found += group
+            continue
+        for k, case in enumerate(group):
+            marks = [*getattr(case, "marks", ()), *[pytest.mark.slow] * (k != turn % len(group))]
+            found.append(pytest.param(*getattr(case, "values", case), marks=marks))
+    return found
 
 
 class Recorder:

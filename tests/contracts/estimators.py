@@ -317,7 +317,6 @@ class CountRegressorPredictions(PredictiveContract):
 
     #: Of the rate to f: "exp" or "softplus".
     link = "exp"
-    easy_r2 = 0.7
 
     scalar_kernel = 1.0 * RBF(1.0)
     length_scale = "kernel__k2__length_scale"
@@ -411,13 +410,6 @@ class CountRegressorPredictions(PredictiveContract):
         assert_same(self.outputs(raw, X_new), self.outputs(fitted, X_new))
 
     # ---- bad and awkward input ---------------------------------------------------------------
-
-    def test_inputs_of_any_scale_and_offset(self):
-        X, f = make_friedman1(220, n_features=5, random_state=0)
-        y = np.random.default_rng(0).poisson(np.exp(f / 5))
-        X = X * [1e-3, 1e6, 1.0, 10.0, 1e-3] + 1e4 * np.array([0, 1e6, 1.0, 1.0, 0])
-        estimator = self.make().fit(X[:160], y[:160])
-        assert estimator.score(X[160:], y[160:]) > self.easy_r2
 
     @pytest.mark.parametrize("value", [0, 3, 10_000])
     def test_constant_counts_are_predicted(self, data, value):

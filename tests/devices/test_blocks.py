@@ -5,6 +5,7 @@ import pytest
 from sklearn.gaussian_process.kernels import RBF, WhiteKernel
 
 import skgp
+from tests.covering import slow_case
 
 KERNEL = RBF([1.0, 2.0])
 POINTS = {"n_inducing": 24, "n_neighbors": 6}
@@ -12,7 +13,7 @@ CASES = [
     ("SWSGPRegressor", POINTS),
     ("SWSGPRegressor", {"n_inducing": 12, "n_neighbors": 12}),
     ("SWSGPRegressor", POINTS | {"solver": "adam", "max_iter": 3}),
-    ("SWSGPClassifier", POINTS),
+    slow_case("SWSGPClassifier", POINTS),
     ("QSGPClassifier", {"solver": "sgd", "n_basis": 60, "max_iter": 6}),
 ]
 

@@ -22,7 +22,7 @@ replicated: basis=inducing n_basis=20 augment=False optimizer=None
 weighted: basis=inducing solver=cg covariance=samples optimizer=None
 smooth4: basis=fourier n_basis=40 feature_map=hadamard dtype=float32 optimizer=None
 weighted: basis=fourier n_basis=60 solver=gauss-seidel basis_batch_size=16 optimizer=None
-weighted: basis=relevance n_basis=10 kernel=ard
+smooth2: basis=relevance n_basis=10 optimizer=None
 smooth2: basis=neighbors kernel=matern32 optimizer=None
 weighted/parts: basis=inducing n_basis=10 solver=cholesky optimizer=None
 outliers: likelihood=laplace

@@ -13,6 +13,7 @@ from skgp.kernels.sde_rational import Rational
 from skgp.learning.markov.additive import BinnedEvidence
 from skgp.learning.markov.search import Climb
 from skgp.likelihoods import Gaussian
+from tests.covering import slow
 from tests.devices.common import (
     PRETENDED,
     cases,
@@ -39,7 +40,6 @@ moons: optimizer=None
 SEARCHED = cases(
     """
 [StateSpaceGPRegressor]
-seasonal: kernel=periodic max_iter=1
 gaps: n_inducing=8 inducing=learned kernel=matern12 max_iter=2
 few: likelihood=student_t n_inducing=4 kernel=matern12 max_iter=1
 counts2: likelihood=poisson max_iter=2
@@ -49,9 +49,10 @@ additive: posterior=joint max_iter=3
 interval: n_inducing=4 kernel=matern12 max_iter=1
 """
 )
+PERIODIC = cases("[StateSpaceGPRegressor]\nseasonal: kernel=periodic max_iter=1")
 SERIES, ADDITIVE = FIXED[2], FIXED[4]
 #: Those of which the CPU draws by a dense factor, a device by the filter, of other random numbers.
-DRAWN_APART = FIXED[0], FIXED[1], FIXED[3], SEARCHED[0]
+DRAWN_APART = FIXED[0], FIXED[1], FIXED[3], *PERIODIC
 
 
 def _draws(case):
@@ -63,7 +64,7 @@ def test_routes_are_those_of_the_cpu(case, device):
     check(case, device, but=_draws(case), crossed=(8, 1))
 
 
-@pytest.mark.parametrize("case", SEARCHED, ids=lambda case: f"{case.estimator}-{case}")
+@pytest.mark.parametrize("case", [*SEARCHED, *slow(PERIODIC)], ids=str)
 def test_searches_are_those_of_the_cpu(case, device):
     # The root of a covariance that is nearly singular makes much of what the last digits of a
     # hyper-parameter are.

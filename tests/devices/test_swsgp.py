@@ -8,6 +8,7 @@ from skgp.data import Data
 from skgp.inference.neighbors import assembly
 from skgp.learning.laplace_evidence import LaplaceEvidence
 from skgp.likelihoods import Bernoulli
+from tests.covering import slow
 from tests.devices.common import (
     PRETENDED,
     cases,
@@ -22,17 +23,22 @@ CASES = cases(
     """
 [SWSGPRegressor]
 weighted:
-smooth2: dtype=float32 n_inducing=16 n_neighbors=6 max_iter=2
-smooth2: n_inducing=16 n_neighbors=6 max_iter=2 covariance=full init=k-means kernel=rbf
+smooth2: dtype=float32 n_inducing=16 n_neighbors=6 max_iter=2 kernel=rbf
 smooth2: n_inducing=16 n_neighbors=6 max_iter=2 solver=adam batch_size=30 kernel=rbf
 wide: n_inducing=16 n_neighbors=6 max_iter=2 projection=2 joint_prediction=union
 smooth2/parts: n_inducing=16 n_neighbors=6 max_iter=2 inducing=fixed kernel=rbf
 outliers: likelihood=student_t n_inducing=15 n_neighbors=6 max_iter=3 optimizer=None
-exposed: likelihood=poisson n_inducing=16 n_neighbors=6 max_iter=2 kernel=rbf
 
 [SWSGPClassifier]
 moons: n_inducing=16 n_neighbors=6 max_iter=3 init=greedy
 iris: n_inducing=16 n_neighbors=6 max_iter=3 likelihood=logit optimizer=None
+"""
+)
+SLOW = cases(
+    """
+[SWSGPRegressor]
+smooth2: n_inducing=16 n_neighbors=6 max_iter=2 covariance=full init=k-means kernel=rbf
+exposed: likelihood=poisson n_inducing=16 n_neighbors=6 max_iter=2 kernel=rbf
 """
 )
 NATURAL, MINIBATCHES = cases(
@@ -51,7 +57,7 @@ def same_sums(monkeypatch):
         monkeypatch.setattr(assembly, host, assembly._HalfOnDevice)
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.estimator}-{case}")
+@pytest.mark.parametrize("case", [*CASES, *slow(SLOW)], ids=lambda c: f"{c.estimator}-{c}")
 def test_routes_are_those_of_the_cpu(case, device, same_sums):
     # The rows; at the first prediction, what they are searched by.
     check(case, device, crossed=(8, 1))

@@ -9,6 +9,7 @@ from sklearn.exceptions import ConvergenceWarning
 import skgp
 from skgp.learning.posterior import defaults
 from tests.contracts.catalogue import streaming
+from tests.covering import covering
 
 REGRESSORS = [
     skgp.QSGPRegressor,
@@ -57,9 +58,9 @@ ROUTES = [
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
-@pytest.mark.parametrize("n", ["least", 5])
-@pytest.mark.parametrize(("estimator", "params"), ROUTES)
-def test_a_few_rows(estimator, params, n):
+@covering(route=ROUTES, n=["least", 5])
+def test_a_few_rows(route, n):
+    estimator, params = route
     n = n if n == 5 else 1 + (estimator in CLASSIFIERS)
     X, y = np.arange(n)[:, None] ** 1.5, np.arange(n) % 3
     X_new = np.vstack([X, [[-1e4], [1e4]]])
@@ -130,6 +131,7 @@ def test_stream_that_begins_with_one_class_learns_the_others(estimator):
     assert model.score(X, y) > 0.8
 
 
+@pytest.mark.slow
 def test_more_length_scales_than_points_of_a_round(monkeypatch):
     """Covariances of fewer points than hyper-parameters are singular."""
     monkeypatch.setattr(defaults, "ROUND", 64)  # in 32 pairs

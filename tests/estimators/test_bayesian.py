@@ -17,6 +17,7 @@ from skgp.learning.posterior.samples import resolve_plan
 from skgp.linalg.runtime import memory_limit
 from skgp.priors import Gamma, LogNormal
 from tests.contracts.estimators import Recorder, RegressorContract, rbf_kernel
+from tests.covering import slow_case
 from tests.same import assert_same
 
 # Fewer samples than the defaults, for time alone.
@@ -144,7 +145,7 @@ def test_map_is_the_optimum_and_plug_in_predicts_with_it(fitted, data, X_new):
     assert plain.log_marginal_likelihood_value_ == pytest.approx(best, abs=5)
 
 
-@pytest.mark.parametrize("optimizer", ["map", "auto"])
+@pytest.mark.parametrize("optimizer", ["map", slow_case("auto")])
 def test_conjugate_gradients_agree_with_factorisations(data, X_new, optimizer):
     """In the optimum, and in the mean of 40 effective draws or so."""
     settings = dict(kernel=rbf_kernel(), optimizer=optimizer, random_state=0)
@@ -209,6 +210,7 @@ def test_vecchias_approximation_without_sampling(data, X_new, optimizer):
     assert model.log_marginal_likelihood_value_ == pytest.approx(best, abs=2)
 
 
+@pytest.mark.slow
 def test_as_few_samples_predict_as_the_posterior_asks_for(X_new):
     rng = np.random.default_rng(0)
     X = rng.uniform(-3, 3, (120, 2))
@@ -256,9 +258,7 @@ def alone(data, X_new):
     return make(**CHAINS).fit(*data).predict(X_new, return_std=True)
 
 
-@pytest.mark.parametrize(
-    "backend", ["threading", pytest.param("loky", marks=pytest.mark.slow), "dask"]
-)
+@pytest.mark.parametrize("backend", ["threading", slow_case("loky"), "dask"])
 def test_results_do_not_depend_on_jobs_and_backend(data, X_new, alone, backend, request):
     if backend == "dask":
         distributed = pytest.importorskip("distributed", reason="pip install skgp[distributed]")
@@ -402,7 +402,7 @@ def test_names_and_priors_know_the_columns_of_a_data_frame(data):
     [
         ((1.0, 1.0), {}),
         ((0.99, 1.01), {}),
-        ((1.0, 1.0 + 1e-9), {"sampler": "hmc", "n_samples": 200, "n_keep": 64}),
+        ((1.0, 1.0 + 1e-9), {"sampler": "hmc", "n_samples": 40}),
         ((1.0, 1.0 + 1e-9), {"optimizer": "map"}),
     ],
 )

@@ -20,6 +20,7 @@ from tests.contracts.estimators import (
     RegressorPredictions,
     rbf_kernel,
 )
+from tests.covering import slow_case
 
 QUICK = dict(n_inducing=15, max_iter=30, random_state=0)
 KERNEL = 1.3 * Matern(0.8, nu=2.5) + WhiteKernel(0.05)
@@ -223,6 +224,7 @@ def test_few_rows_lengthen_the_scale_of_a_column_of_noise_of_the_default_kernel(
     assert chosen > free
 
 
+@pytest.mark.slow
 def test_two_of_fifty_columns_are_found_with_few_inducing_points():
     """Of these the ELBO alone found none: predictions were the mean of y."""
     rng = np.random.default_rng(0)
@@ -234,6 +236,7 @@ def test_two_of_fifty_columns_are_found_with_few_inducing_points():
     assert list(np.sort(np.argsort(model.kernel_.k1.k2.length_scale)[:2])) == [3, 7]
 
 
+@pytest.mark.slow
 def test_gross_errors_may_happen_where_none_has_happened_before():
     """Variances of the log-loss were .1 nats worse than the single one of the ELBO."""
     rng = np.random.default_rng(1)
@@ -292,7 +295,8 @@ def test_beta_auto_agrees_with_grid_search_within_a_step(problem):
 
 
 @pytest.mark.parametrize(
-    ("noise", "sizes", "lost"), [(0.1, (300, 300), 0.05), (0.3, (100, 100, 100, 100), 0.15)]
+    ("noise", "sizes", "lost"),
+    [(0.1, (300, 300), 0.05), slow_case(0.3, (100, 100, 100, 100), 0.15)],
 )
 def test_partial_fit_of_the_log_loss_keeps_its_quality(noise, sizes, lost):
     """The width of the first posterior stands for noise, and is no weak prior."""
@@ -357,6 +361,7 @@ def test_density_is_the_noise_averaged_over_f_in_the_units_of_y(df, heavy_data):
         assert found[row] == pytest.approx(np.log(average(noise, f, y[row])), abs=1e-5)
 
 
+@pytest.mark.slow
 def test_degrees_of_freedom_and_scale_are_learned():
     rng = np.random.default_rng(0)
     X = rng.uniform(-3, 3, (400, 1))
@@ -371,7 +376,7 @@ def test_degrees_of_freedom_and_scale_are_learned():
     assert normal.degrees_of_freedom_ > 3 * fit.degrees_of_freedom_
 
 
-@pytest.mark.parametrize("objective", ["log_loss", "elbo"])
+@pytest.mark.parametrize("objective", ["log_loss", slow_case("elbo")])
 def test_what_is_fixed_is_kept(objective, heavy_data):
     kernel = RBF(1.5) + WhiteKernel(0.08, "fixed")
     fit = student(kernel=kernel, degrees_of_freedom=3.5, objective=objective, max_iter=20).fit(
@@ -433,6 +438,7 @@ def test_rates_are_learned_and_intervals_cover(link):
     assert 0.85 < covered < 0.97
 
 
+@pytest.mark.slow
 def test_one_huge_count_leaves_the_others_alone(count_data):
     X_new = np.linspace(-1, 1, 7)[:, None]
     X, y = count_data[0], count_data[1].copy()
@@ -446,7 +452,7 @@ def test_one_huge_count_leaves_the_others_alone(count_data):
     assert np.median(np.abs(fit.predict_quantiles(X, 0.5) - count_data[1])) < 10
 
 
-@pytest.mark.parametrize(("link", "size"), [("exp", 1e4), ("softplus", 1e-2)])
+@pytest.mark.parametrize(("link", "size"), [("exp", 1e4), slow_case("softplus", 1e-2)])
 def test_rates_of_any_size(link, size):
     rng = np.random.default_rng(0)
     X = rng.uniform(-1, 1, (300, 1))
@@ -459,6 +465,7 @@ def test_rates_of_any_size(link, size):
         assert found.mean() == pytest.approx(rate.mean(), rel=0.7) and (found > 0).all()
 
 
+@pytest.mark.slow
 def test_the_log_loss_predicts_overdispersed_counts_better_than_the_bound():
     X, y = make_counts(250, random_state=0)
     fresh, counts = make_counts(2400, random_state=0)

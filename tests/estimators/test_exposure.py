@@ -18,6 +18,7 @@ from skgp import (
     VecchiaGPRegressor,
 )
 from skgp.kernels import ActiveDims
+from tests.covering import covering, slow
 
 KERNEL = 0.5 * Matern(0.8, nu=2.5)
 
@@ -111,7 +112,7 @@ def test_missing_counts_of_a_series_take_their_exposures_with_them():
     np.testing.assert_allclose(found.predict(X), expected.predict(X), rtol=1e-8)
 
 
-@pytest.mark.parametrize("link", ["exp", "softplus"])
+@covering(make=ESTIMATORS.values(), link=["exp", "softplus"])
 def test_rates_are_recovered_whatever_the_exposures(make, link):
     X, y, exposure = problem(100)
     model = make(link=link, max_iter=10).fit(X, y, exposure=exposure)
@@ -132,7 +133,7 @@ def test_a_common_exposure_shifts_the_log_rate(make):
     np.testing.assert_allclose(shifted.predict(X, exposure=10.0), plain.predict(X), rtol=1e-4)
 
 
-@pytest.mark.parametrize("link", ["exp", "softplus"])
+@covering(make=ESTIMATORS.values(), link=["exp", "softplus"])
 def test_predictions_at_exposures_agree_with_simulation(make, link):
     X, y, exposure = problem()
     model = make(link=link, optimizer=None).fit(X, y, exposure=exposure)
@@ -202,6 +203,7 @@ def test_streams_take_exposures(make):
     assert np.abs(np.log(model.predict(grid[:, None]) / rates(grid))).mean() < 0.2
 
 
+@pytest.mark.parametrize("make", [series, *slow([dlm, swsgp, vecchia])])
 def test_metadata_routing_reaches_pipelines_and_searches(make):
     X, y, exposure = problem()
     with sklearn.config_context(enable_metadata_routing=True):
@@ -274,7 +276,7 @@ def test_an_elbo_without_digits_is_not_the_best_of_a_search():
 def test_one_count_of_another_size_leaves_the_rates_of_others():
     """Of one count of 1e5 beside some of 3 the rates predicted were 0."""
     rng = np.random.default_rng(1)
-    X, y = rng.uniform(size=(100, 4)), rng.poisson(3.0, 100)
+    X, y = rng.uniform(size=(80, 2)), rng.poisson(3.0, 80)
     y[3] = 10**5
     rates = StateSpaceGPRegressor(likelihood="poisson").fit(X, y).predict(X)
     assert rates[3] == pytest.approx(1e5, rel=0.01)

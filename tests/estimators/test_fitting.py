@@ -13,6 +13,7 @@ from sklearn.gaussian_process.kernels import RBF, WhiteKernel
 import skgp
 from tests.contracts.catalogue import CHEAP, cheap, rows, streaming
 from tests.contracts.common import Recorder
+from tests.covering import covering
 
 PACKAGE = os.path.dirname(skgp.__file__)
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -46,15 +47,15 @@ class Abort:
         if event == "call" and frame.f_code.co_filename.startswith(PACKAGE):
             self.n_calls += 1
             if self.n_calls == self.at:
-                sys.setprofile(None)
+                sys.settrace(None)
                 raise KeyboardInterrupt
 
     def __enter__(self):
-        sys.setprofile(self)
+        sys.settrace(self)
         return self
 
     def __exit__(self, *error):
-        sys.setprofile(None)
+        sys.settrace(None)
 
 
 def assert_abort_changes_nothing(estimator, method, arguments, n_points=3):
@@ -86,7 +87,7 @@ def test_aborted_partial_fit_changes_nothing(make):
 
 @pytest.mark.parametrize("make", list(CHEAP)[:2], ids=lambda c: c.__name__)
 def test_aborted_warm_start_of_sgd_changes_nothing(make):
-    estimator = cheap(make, solver="sgd", warm_start=True, optimizer=None, max_iter=20, **BUDGET)
+    estimator = cheap(make, solver="sgd", warm_start=True, optimizer=None, max_iter=5, **BUDGET)
     estimator.fit(*rows(make))
     assert_abort_changes_nothing(estimator, "fit", rows(make))
 
@@ -141,8 +142,6 @@ def test_warnings_of_a_fit_name_the_line_of_the_caller(make):
 
 # ---- a warm start goes on from the last fit of the same model, and begins anew elsewhere ----
 
-optimizers = pytest.mark.parametrize("optimizer", ["auto", None])
-
 
 def one_kernel(make, length_scale):
     """A kernel that the estimator takes; state-space kernels have no length scale near 0."""
@@ -157,8 +156,7 @@ def assert_same(first, second, X):
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-7)
 
 
-@warm_estimators
-@optimizers
+@covering(make=WARM, optimizer=["auto", None])
 def test_warm_start_takes_a_changed_kernel(make, optimizer):
     X, y = rows(make)
     # Equal to three digits, as they print.

@@ -7,6 +7,7 @@ from sklearn.gaussian_process.kernels import RBF
 from skgp import DLMGPRegressor, SWSGPRegressor
 from skgp.likelihoods import Poisson
 from skgp.linalg import NumericalWarning
+from tests.covering import slow_case
 
 
 def problem(rate, n_columns, n=150, seed=0):
@@ -21,8 +22,8 @@ def problem(rate, n_columns, n=150, seed=0):
     ("make", "link", "rate", "error"),
     [
         (DLMGPRegressor, "exp", 1e5, 0.02),
-        (DLMGPRegressor, "softplus", 1e5, 0.1),
-        (SWSGPRegressor, "exp", 1e5, 0.02),
+        slow_case(DLMGPRegressor, "softplus", 1e5, 0.1),
+        slow_case(SWSGPRegressor, "exp", 1e5, 0.02),
         (SWSGPRegressor, "softplus", 1e3, 0.1),
     ],
 )

@@ -7,6 +7,7 @@ from sklearn.base import clone
 from sklearn.gaussian_process.kernels import Matern, WhiteKernel
 
 from skgp import StateSpaceGPRegressor
+from tests.covering import slow_case
 from tests.reference.gaussian import process
 from tests.same import assert_same
 
@@ -78,7 +79,7 @@ def test_forecasts_far_ahead_are_finite():
 # ---- the choice --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_series_proportional_to_their_level_are_modelled_by_logs(seed):
     y = growth(seed)
     chosen, asked = (
@@ -153,6 +154,7 @@ def test_units_of_y_have_no_say():
     np.testing.assert_allclose(1e12 * small.predict(AHEAD), large.predict(AHEAD), rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_covariates_stand_beside_a_series_of_logs():
     rng, t = np.random.default_rng(0), np.arange(120.0)
     flag = (rng.uniform(size=120) < 0.2).astype(float)
@@ -168,9 +170,11 @@ def test_covariates_stand_beside_a_series_of_logs():
 # ---- what else a fit has -----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("params", [{}, {"n_inducing": 40}, {"n_inducing": 20, "batch_size": 24}])
+@pytest.mark.parametrize(
+    "params", [{}, {"n_inducing": 40}, slow_case({"n_inducing": 20, "batch_size": 24})]
+)
 def test_fits_are_those_of_log_y(series, params):
-    options = {"max_iter": 8, "random_state": 0, **params}
+    options = {"max_iter": 3, "random_state": 0, **params}
     model = StateSpaceGPRegressor(likelihood="lognormal", **options).fit(X, series)
     of_logs = StateSpaceGPRegressor(likelihood="gaussian", **options).fit(X, np.log(series))
     expected = np.exp(of_logs.predict(AHEAD) + of_logs.noise_variance_ / 2)

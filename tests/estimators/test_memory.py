@@ -25,7 +25,7 @@ FOURIER = {"basis": "fourier", "n_basis": 64}
 #: Routes that keep or tile something else than the default of few rows does.
 ROUTES = [
     *((make, {}) for make in CHEAP),
-    (QSGPRegressor, {"solver": "cg", "tol": 1e-7}),
+    (QSGPRegressor, {"solver": "cg", "tol": 1e-7, "covariance": "diagonal"}),
     (QSGPRegressor, {**FOURIER, "solver": "cg", "tol": 1e-10}),
     (QSGPRegressor, {**FOURIER, "solver": "cholesky"}),
     (QSGPRegressor, {**FOURIER, "solver": "gauss-seidel"}),

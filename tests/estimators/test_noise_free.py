@@ -96,6 +96,7 @@ def test_defaults_learn_a_simulation_of_few_runs_to_a_hundredth(name):
     assert spread.max() < 1e-3 * y_test.std()
 
 
+@pytest.mark.slow
 def test_neighbours_of_noise_free_rows_are_learned_with_their_jitter(monkeypatch):
     """Under 1e-4 of the variance as noise at each point a large amplitude is a large error."""
     short = {**defaults.SEARCH, "exact_rows": 100, "subset_size": 100, "n_steps": 40}

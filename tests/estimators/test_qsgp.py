@@ -28,7 +28,6 @@ COMBINATIONS = [
     ("inducing", None, "cg", "samples"),
     ("inducing", None, "cg", "diagonal"),
     ("inducing", None, "sgd", "diagonal"),
-    ("inducing", None, "sgd", "chevron"),
     *[
         (basis, 30, solver, covariance)
         for basis in ("fourier", "inducing")
@@ -36,7 +35,7 @@ COMBINATIONS = [
             "cholesky": ("full", "chevron", "diagonal", "samples"),
             "cg": ("samples",),
             "gauss-seidel": ("samples",),
-            "sgd": ("diagonal", "chevron"),
+            "sgd": ("diagonal" if basis == "fourier" else "chevron",),
         }.items()
         for covariance in covariances
     ],
@@ -105,7 +104,7 @@ def test_combination_fits_predicts_and_pickles(combination, data, X_new):
     assert_same(copied, (mean, std))
 
 
-@pytest.mark.parametrize("options", SOLVERS, ids=name)
+@pytest.mark.parametrize("options", [o for o in SOLVERS if o["n_basis"]], ids=name)
 def test_solver_in_float32_is_near_float64(options, data, X_new):
     X, y = data
     expected = make(**options).fit(X, y).predict(X_new, return_std=True)
@@ -172,26 +171,18 @@ def test_evidence_of_repeated_rows_is_that_of_scikit_learn(data):
 # ---- watching, stopping, going on -------------------------------------------------------------
 
 
-@pytest.mark.parametrize("basis", ["fourier", "inducing"])
-def test_scoring_monitor_follows_sgd(basis, data):
+def test_scoring_monitor_follows_sgd(data):
     monitor = pytest.importorskip("sklearn.callback").ScoringMonitor(scoring="r2")
-    estimator = make(solver="sgd", basis=basis, n_basis=30).set_callbacks(monitor).fit(*data)
+    estimator = make(solver="sgd", n_basis=30, max_iter=20).set_callbacks(monitor).fit(*data)
     log = monitor.get_logs().data
     scores = [row["r2"] for row in log if row["task_name"] == "iteration"]
-    assert len(scores) == 60 and scores[0] < scores[-1]
+    assert len(scores) == 20 and scores[0] < scores[-1]
     assert scores[-1] == pytest.approx(estimator.score(*data))
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        dict(basis="fourier", random_state=0, optimizer="auto"),
-        dict(basis="inducing", random_state=np.random.RandomState(0), optimizer=None),
-    ],
-    ids=["fourier", "inducing"],
-)
-def test_warm_start_of_sgd_goes_on_from_the_weights(options, data):
-    estimator = make(solver="sgd", n_basis=30, warm_start=True, **options).fit(*data)
+def test_warm_start_of_sgd_goes_on_from_the_weights(data):
+    options = {"n_basis": 30, "random_state": np.random.RandomState(0), "optimizer": "auto"}
+    estimator = make(solver="sgd", warm_start=True, **options).fit(*data)
     losses = estimator.history_["solve"]
     estimator.fit(*data)
     assert estimator.n_iter_ == 120
@@ -201,13 +192,13 @@ def test_warm_start_of_sgd_goes_on_from_the_weights(options, data):
 
 
 def test_warm_start_of_another_size_starts_anew(data):
-    estimator = make(solver="sgd", n_basis=30, warm_start=True).fit(*data)
+    estimator = make(solver="sgd", n_basis=30, warm_start=True, max_iter=8).fit(*data)
     estimator.set_params(n_basis=40).fit(*data)
-    assert estimator.n_iter_ == 60 and estimator.n_basis_ == 40
+    assert estimator.n_iter_ == 8 and estimator.n_basis_ == 40
     estimator.set_params(basis="inducing").fit(*data)
-    assert estimator.n_iter_ == 60
+    assert estimator.n_iter_ == 8
     estimator.set_params(dtype="float32").fit(*data)
-    assert estimator.n_iter_ == 60
+    assert estimator.n_iter_ == 8
 
 
 def test_early_stopping_ends_sgd_when_held_out_rows_no_longer_gain():
@@ -366,6 +357,7 @@ def test_a_partial_fit_that_fails_leaves_the_statistics(data, monkeypatch):
     np.testing.assert_array_equal(model.predict(data[0]), before)
 
 
+@pytest.mark.slow
 def test_intervals_of_ten_rows_know_that_their_variance_is_estimated():
     """Mean probability that intervals of 95% hold a new observation, over draws from a prior."""
     held = []

@@ -35,19 +35,22 @@ class TestContract(RegressorPredictions):
 # ---- search -------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_targets_without_a_signal_have_few_vectors(rng):
     X, y = rng.standard_normal((300, 3)), rng.standard_normal(300)
-    fit = QSGPRegressor(basis="relevance", random_state=0).fit(X[:70], y[:70])
-    assert fit.n_relevance_vectors_ < 35
-    assert fit.log_predictive_density(X[70:], y[70:]).mean() > -2.5
+    fit = QSGPRegressor(basis="relevance", random_state=0).fit(X[:50], y[:50])
+    assert fit.n_relevance_vectors_ < 25
+    assert fit.log_predictive_density(X[50:], y[50:]).mean() > -2.5
 
 
+@pytest.mark.slow
 def test_noise_of_few_functions_is_no_last_word():
     X, y = make_friedman1(300, n_features=5, noise=0.1, random_state=5)
     fit = QSGPRegressor(basis="relevance", random_state=0).fit(X[:100], y[:100])
     assert fit.score(X[100:], y[100:]) > 0.95
 
 
+@pytest.mark.slow
 def test_targets_far_off_the_others_are_not_given_vectors_of_their_own(rng):
     X = rng.standard_normal((350, 4))
     y = np.exp(X[:, 0] + np.sin(X[:, 1]) + 0.5 * rng.standard_normal(350))
@@ -60,10 +63,9 @@ def test_targets_far_off_the_others_are_not_given_vectors_of_their_own(rng):
 # ---- sparsity -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kernel", [None, KERNEL], ids=["default", "given"])
-def test_sinc_keeps_few_vectors(kernel):
+def test_sinc_keeps_few_vectors():
     X, y = make_sinc(n_samples=300, noise=0.1, random_state=0)
-    fit = make(kernel=kernel).fit(X, y)
+    fit = make(kernel=None).fit(X, y)
     grid = np.linspace(-10, 10, 300)[:, None]
     assert 7 <= fit.n_relevance_vectors_ <= 15
     assert np.sqrt(np.mean((fit.predict(grid) - np.sinc(grid[:, 0] / np.pi)) ** 2)) < 0.04
@@ -103,8 +105,8 @@ def test_relevance_counts_rows_of_weight_zero(data):
     weights = np.ones(len(X))
     weights[::3] = 0
     kept = np.flatnonzero(weights)
-    weighted = make().fit(X, y, weights.tolist())
-    without = make().fit(X[kept], y[kept])
+    weighted = make(optimizer=None).fit(X, y, weights.tolist())
+    without = make(optimizer=None).fit(X[kept], y[kept])
     np.testing.assert_array_equal(weighted.relevance_, kept[without.relevance_])
     assert weighted.n_relevance_vectors_ == without.n_relevance_vectors_
 

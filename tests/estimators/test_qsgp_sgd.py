@@ -7,6 +7,7 @@ from sklearn.gaussian_process.kernels import RBF, ConstantKernel, DotProduct, Wh
 from sklearn.metrics import log_loss
 
 from skgp import QSGPClassifier, QSGPRegressor
+from tests.covering import slow_case
 
 
 def test_sgd_of_a_series_in_order_converges():
@@ -34,7 +35,7 @@ def test_sgd_of_a_series_in_order_converges():
 STOCHASTIC = {"solver": "sgd", "basis": "inducing", "optimizer": None, "random_state": 0}
 
 
-@pytest.mark.parametrize("variance", [1e-3, 1e5])
+@pytest.mark.parametrize("variance", [1e5, slow_case(1e-3)])
 def test_steps_of_regression_suit_any_variance(variance, rng):
     X = rng.uniform(-3, 3, (100, 1))
     f = np.sin(2 * X[:, 0])
@@ -45,7 +46,7 @@ def test_steps_of_regression_suit_any_variance(variance, rng):
     assert np.sqrt(np.mean((mean - exact) ** 2)) < 0.12
 
 
-@pytest.mark.parametrize("variance", [1.0, 1e4])
+@pytest.mark.parametrize("variance", [slow_case(1.0), 1e4])
 def test_steps_of_classes_suit_any_variance(variance):
     X, y = make_moons(300, noise=0.25, random_state=0)
     kernel = ConstantKernel(variance, "fixed") * RBF(0.7, "fixed")

@@ -30,7 +30,7 @@ def test_swsgp_minibatches_learn_the_noise_of_an_observation(options, replicated
     X, y = replicated
     kernel = RBF() + WhiteKernel(NOISE)
     fit = SWSGPRegressor(
-        kernel, n_inducing=15, normalize_y=False, max_iter=200, random_state=0, **options
+        kernel, n_inducing=15, normalize_y=False, max_iter=100, random_state=0, **options
     ).fit(X, y)
     means = y.reshape(30, 12).mean(axis=1).repeat(12)
     within = ((y - means) ** 2).sum() / (12 - 1) / 30

@@ -9,6 +9,7 @@ from sklearn.gaussian_process.kernels import RBF, DotProduct, ExpSineSquared, Ma
 
 from skgp import StateSpaceGPClassifier, StateSpaceGPRegressor
 from skgp.kernels import ActiveDims, LocalLinearTrend, split_noise
+from tests.covering import slow_case
 from tests.reference.series_regression import dense_regression
 from tests.reference.state_space import assert_draws
 
@@ -109,6 +110,7 @@ def test_draws_have_the_joint_law():
     assert_draws(draws, mean, covariance)
 
 
+@pytest.mark.slow
 def test_a_covariate_helps_and_components_are_the_truth():
     # The example of a review: one more column took R^2 from .83 to .12.
     rng = np.random.default_rng(0)
@@ -239,7 +241,7 @@ def test_missing_targets_are_left_out():
     np.testing.assert_array_equal(found, clone(model).fit(numbers[kept], y[kept]).predict(numbers))
 
 
-@pytest.mark.parametrize("likelihood", ["gaussian", "poisson", "labels"])
+@pytest.mark.parametrize("likelihood", ["gaussian", slow_case("poisson"), "labels"])
 def test_weights_are_repeated_rows(likelihood):
     X, rng = frame(60), np.random.default_rng(2)
     rate = np.exp(0.3 * target(X) - 1.5)
@@ -520,7 +522,7 @@ def test_unlike_new_levels_are_independent_draws_of_the_distribution_of_levels()
     same = (site[:, None] == site) | (site == "a") | (site == "a")[:, None]
     variance = 0.1 * model.y_scale_**2  # of the levels
     np.testing.assert_allclose(covariance, alike - variance * ~same, atol=1e-9)
-    assert_draws(model.sample_f(new, 20_000, random_state=0), mean, covariance)
+    assert_draws(model.sample_f(new, 5000, random_state=0), mean, covariance)
 
 
 def test_new_levels_do_not_join_by_partial_fit():

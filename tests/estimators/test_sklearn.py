@@ -156,7 +156,7 @@ options = {
     "DLMGPRegressor": [{"n_inducing": 5}, {"n_inducing": 5, "batch_size": 10, "max_iter": 3}],
     "SWSGPRegressor": [{}, {"method": "variational", "batch_size": 10, "max_iter": 3}],
     "SWSGPClassifier": [{}, {"batch_size": 10, "max_iter": 3}],
-    "BayesianGPRegressor": [{}, {"kernel": DotProduct() * RBF(), "n_samples": 64}],
+    "BayesianGPRegressor": [{"n_samples": 64}, {"kernel": DotProduct() * RBF(), "n_samples": 64}],
     "GaussianProcessRegressor": [{}, {"method": "qsgp"}, {"method": "neighbors"}],
     "GaussianProcessClassifier": [{}, {"method": "qsgp"}],
 }

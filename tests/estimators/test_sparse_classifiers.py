@@ -6,6 +6,7 @@ from sklearn.datasets import load_iris, make_classification, make_moons
 from sklearn.gaussian_process.kernels import RBF
 
 from skgp import DLMGPClassifier, SWSGPClassifier
+from tests.covering import slow_case
 
 
 def dlm(**params):
@@ -20,13 +21,14 @@ def log_loss_of(model, X, y):
     return -model.log_predictive_density(X, y).mean()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("make", "params"),
     [
         (dlm, {"objective": "log_loss", "max_iter": 10}),
-        pytest.param(dlm, {"objective": "elbo", "max_iter": 10}, marks=pytest.mark.slow),
-        pytest.param(swsgp, {}, marks=pytest.mark.slow),
-        pytest.param(swsgp, {"kl_weight": 1000 / 32}, marks=pytest.mark.slow),
+        (dlm, {"objective": "elbo", "max_iter": 10}),
+        (swsgp, {}),
+        (swsgp, {"kl_weight": 1000 / 32}),
     ],
 )
 def test_rare_class_is_predicted_with_calibrated_probabilities(make, params):
@@ -64,7 +66,8 @@ def test_few_rows_and_two_classes_have_a_coupling_of_their_own(make, params):
 @pytest.mark.parametrize(
     ("make", "params"),
     [
-        *[(dlm, {"objective": objective}) for objective in ("log_loss", "elbo")],
+        (dlm, {"objective": "log_loss"}),
+        slow_case(dlm, {"objective": "elbo"}),
         (swsgp, {"likelihood": "logit", "n_neighbors": 16}),
     ],
 )

@@ -9,14 +9,14 @@ from sklearn.metrics import log_loss
 from sklearn.preprocessing import StandardScaler
 
 import skgp
+from tests.covering import covering, slow, slow_case
 
 CLASSIFIERS = ["QSGPClassifier", "DLMGPClassifier", "SWSGPClassifier", "StateSpaceGPClassifier"]
 REGRESSORS = [name.replace("Classifier", "Regressor") for name in CLASSIFIERS]
 COUNTS = REGRESSORS[1:]
 
 
-@pytest.mark.parametrize("length_scale", [0.01, 1000.0])
-@pytest.mark.parametrize("name", CLASSIFIERS)
+@covering(name=CLASSIFIERS, length_scale=[0.01, 1000.0])
 def test_classes_are_found_from_any_length_scale(name, length_scale):
     X, y = make_moons(150, noise=0.2, random_state=0)
     model = getattr(skgp, name)(1.0 * RBF(length_scale), random_state=0).fit(X, y)
@@ -24,7 +24,7 @@ def test_classes_are_found_from_any_length_scale(name, length_scale):
     assert log_loss(y_new, model.predict_proba(X_new)) < 0.2  # 0.69 of a fair coin
 
 
-@pytest.mark.parametrize("name", CLASSIFIERS[:3])
+@pytest.mark.parametrize("name", slow(CLASSIFIERS[:3], but=CLASSIFIERS[:2]))
 def test_a_quick_oscillation_beside_a_trend_is_found_of_labels(name, rng):
     X = rng.uniform(-1, 1, size=(1200, 2))
     p = expit(3 * X[:, 0] + 2 * X[:, 1] + 4 * np.sin(10 * np.pi * X[:, 0]))
@@ -34,8 +34,7 @@ def test_a_quick_oscillation_beside_a_trend_is_found_of_labels(name, rng):
     assert rel_entr(np.c_[1 - p, p][200:], found).sum(1).mean() < 0.18
 
 
-@pytest.mark.parametrize("length_scale", [0.01, 1000.0])
-@pytest.mark.parametrize("name", COUNTS)
+@covering(name=COUNTS, length_scale=[0.01, 1000.0])
 def test_rates_of_counts_are_found_from_any_length_scale(name, length_scale, rng):
     X = rng.uniform(-2, 2, size=(150, 2))
     rate = np.exp(1 + np.sin(2 * X[:, 0]) + 0.5 * X[:, 1])
@@ -44,17 +43,18 @@ def test_rates_of_counts_are_found_from_any_length_scale(name, length_scale, rng
     assert np.sqrt(np.mean(error**2)) < 0.3 * rate.std()
 
 
-@pytest.mark.parametrize(
-    "params", [{"n_inducing": 30}, {"n_inducing": 30, "likelihood": "student_t"}]
-)
-def test_few_inducing_points_find_the_length_scale(params, rng):
+@pytest.mark.parametrize("likelihood", ["gaussian", slow_case("student_t")])
+def test_few_inducing_points_find_the_length_scale(likelihood, rng):
     X = rng.uniform(-3, 3, size=(100, 1))
     y = np.sin(2 * X[:, 0]) + 0.3 * rng.standard_normal(100)
-    model = skgp.DLMGPRegressor(1.0 * RBF(300.0) + WhiteKernel(0.05), random_state=0, **params)
+    kernel = 1.0 * RBF(300.0) + WhiteKernel(0.05)
+    model = skgp.DLMGPRegressor(kernel, likelihood=likelihood, n_inducing=30, random_state=0)
     assert np.std(model.fit(X, y).predict(X) - np.sin(2 * X[:, 0])) < 0.2
 
 
-@pytest.mark.parametrize("likelihood", ["poisson", "student_t", "labels"])
+@pytest.mark.parametrize(
+    "likelihood", slow(["poisson", "student_t", "labels"], but=["poisson", "labels"])
+)
 def test_series_find_the_length_scale(likelihood, rng):
     x = np.sort(rng.uniform(0, 6, 60))[:, None]
     f = np.sin(3 * x[:, 0])
@@ -70,7 +70,7 @@ def test_series_find_the_length_scale(likelihood, rng):
     assert np.std(model.predict(x) - truth) < 0.4 * truth.std()
 
 
-@pytest.mark.parametrize(("seed", "load"), [(0, load_breast_cancer), (1, load_digits)])
+@pytest.mark.parametrize(("seed", "load"), [(0, load_breast_cancer), slow_case(1, load_digits)])
 def test_few_labels_of_many_columns_have_scales_of_their_own_where_the_prior_allows(seed, load):
     X, y = load(return_X_y=True)
     if load is load_digits:

@@ -23,6 +23,7 @@ from tests.contracts.estimators import (
     rbf_kernel,
     z_scores,
 )
+from tests.covering import covering, slow
 from tests.same import assert_same
 
 KERNEL = 1.0 * Matern(2.0, nu=1.5) + WhiteKernel(0.05)
@@ -187,6 +188,7 @@ def test_missing_targets_are_rows_left_out(likelihood, data, counts, X_new):
     assert_same(as_lists.predict(X_new), rest.predict(X_new))
 
 
+@pytest.mark.slow
 def test_gaps_and_few_inducing_states_leave_a_fit():
     """The search tries length scales of 1e4 gaps, where RBF on states at knots has no digits."""
     rng = np.random.default_rng(0)
@@ -267,7 +269,7 @@ def test_without_optimizer_the_default_kernel_is_kept(data):
     assert fit.kernel_.k1.k2.length_scale == pytest.approx(0.02 * np.ptp(data[0]))
 
 
-@likelihoods
+@pytest.mark.parametrize("likelihood", slow(LIKELIHOODS, but=["gaussian"]))
 def test_warm_start_goes_on_from_the_last_fit(likelihood, data, counts):
     X, y = (part[:30] for part in target(likelihood, data, counts))
     options = {"likelihood": likelihood, "max_iter": 3}
@@ -323,8 +325,7 @@ def test_stream_keeps_hyperparameters_and_standardisation(data):
         fit.partial_fit(np.ones((3, 2)), np.ones(3))
 
 
-@likelihoods
-@pytest.mark.parametrize("n_inducing", [None, 20])
+@covering(likelihood=LIKELIHOODS, n_inducing=[20, None])
 def test_stream_comes_near_the_fit_of_all_rows(likelihood, n_inducing, data, counts):
     X, y = target(likelihood, data, counts)
     stream = kept(likelihood=likelihood, n_inducing=n_inducing)
@@ -419,16 +420,6 @@ def test_constant_y_is_predicted(likelihood, data, X_new):
     assert np.isfinite(std).all()
 
 
-@pytest.mark.parametrize(("scale", "origin"), [(86_400.0, 1.7e9), (1e-9, 0.0), (1.0, 7.4e5)])
-def test_times_of_any_unit_and_origin(scale, origin, data, X_new):
-    X, y = data
-    plain = StateSpaceGPRegressor().fit(X, y)
-    fit = StateSpaceGPRegressor().fit(scale * X + origin, y)
-    found = fit.predict(scale * X_new + origin, return_std=True)
-    for a, b in zip(found, plain.predict(X_new, return_std=True), strict=True):
-        np.testing.assert_allclose(a, b, rtol=1e-3)
-
-
 def test_times_of_any_integer_type(data, X_new):
     X, y = np.rint(10 * data[0]), data[1]
     expected = kept().fit(X, y).predict(X_new)
@@ -520,6 +511,7 @@ def series(rng):
     return x, np.sin(2 * x[:, 0])
 
 
+@pytest.mark.slow
 def test_minibatches_learn_what_all_rows_teach(series, rng):
     x, f = series
     y = f + 0.2 * rng.standard_normal(400)

@@ -12,6 +12,7 @@ from skgp import StateSpaceGPClassifier
 from skgp.kernels import ActiveDims
 from skgp.learning.calibration import COUPLINGS
 from tests.contracts.classifiers import ClassifierContract
+from tests.covering import covering
 
 KERNEL = 4.0 * Matern(2.0, nu=1.5)
 
@@ -184,8 +185,7 @@ def test_warm_start_goes_on_from_the_last_fit(two):
 # ---- streams ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("n_inducing", [None, 20])
-@pytest.mark.parametrize("labels", ["two", "three"])
+@covering(labels=["three", "two"], n_inducing=[None, 20])
 def test_stream_comes_near_the_fit_of_all_rows(labels, n_inducing, request):
     X, y = request.getfixturevalue(labels)
     stream, whole = kept(n_inducing=n_inducing), kept().fit(X, y)

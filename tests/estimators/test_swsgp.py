@@ -16,6 +16,7 @@ from tests.contracts.estimators import (
     RegressorContract,
     rbf_kernel,
 )
+from tests.covering import slow_case
 from tests.same import assert_same
 
 
@@ -207,7 +208,7 @@ def test_warm_start_begins_anew_where_it_must(change, begun):
 # ---- streams -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("likelihood", ["gaussian", "student_t", "poisson"])
+@pytest.mark.parametrize("likelihood", ["gaussian", slow_case("student_t"), "poisson"])
 def test_stream_comes_near_the_fit_of_all_rows(likelihood, data, counts):
     X, y = counts if likelihood == "poisson" else data
     kernel = 0.5 * RBF(1.0) if likelihood == "poisson" else rbf_kernel()
@@ -241,11 +242,11 @@ def test_many_columns_are_reduced_to_principal_components():
     f = rng.standard_normal((200, 3))
     X = f @ rng.standard_normal((3, 80)) + 0.05 * rng.standard_normal((200, 80)) + 5
     y = np.sin(f[:, 0]) + f[:, 1]
-    fit = SWSGPRegressor(n_neighbors=32, random_state=0).fit(X[:150], y[:150])
+    fit = SWSGPRegressor(n_neighbors=16, random_state=0).fit(X[:150], y[:150])
     assert fit.inducing_points_.shape[1] == 50 and fit.score(X[150:], y[150:]) > 0.8
     raw = SWSGPRegressor(projection=None, random_state=0, max_iter=1).fit(X[:30], y[:30])
     assert raw.inducing_points_.shape[1] == 80
-    few = SWSGPRegressor(projection=3, random_state=0).fit(X[:150], y[:150])
+    few = SWSGPRegressor(projection=3, n_neighbors=16, random_state=0).fit(X[:150], y[:150])
     assert few.inducing_points_.shape[1] == 3 and few.score(X[150:], y[150:]) > 0.9
     # A kernel that is given is one of the columns themselves.
     given = kept(kernel=RBF(10.0) + WhiteKernel(0.1)).fit(X[:150], y[:150])
@@ -290,9 +291,8 @@ def test_columns_of_other_units_are_scaled_if_neighbours_predict_better_then():
 # ---- few inducing points -------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "params", [{}, pytest.param({"solver": "adam"}, marks=pytest.mark.slow)], ids=str
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("params", [{}, slow_case({"solver": "adam"})], ids=str)
 def test_few_inducing_points_have_the_noise_of_what_they_leave(params):
     """Of rough data, most of which sixteen points cannot follow."""
     rng = np.random.default_rng(0)
@@ -316,15 +316,14 @@ def _rows_lie_near_a_plane(rng, X):
     return Z @ rng.standard_normal((3, X.shape[1])) + 0.5 * X, np.sin(1.5 * Z[:, 0]) + Z[:, 1]
 
 
-@pytest.mark.parametrize(
-    "make", [_few_columns_matter, pytest.param(_rows_lie_near_a_plane, marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("make", [_few_columns_matter, _rows_lie_near_a_plane])
 def test_many_columns_are_projected_only_where_rows_held_out_gain(make):
     rng = np.random.default_rng(0)
     X, f = make(rng, rng.standard_normal((400, 60)))
     y = f + 0.1 * rng.standard_normal(400)
     auto, none = (
-        SWSGPRegressor(projection=each, n_neighbors=16, random_state=0).fit(X[:120], y[:120])
+        SWSGPRegressor(projection=each, n_neighbors=8, random_state=0).fit(X[:120], y[:120])
         for each in ("auto", None)
     )
     losses = [-model.log_predictive_density(X[120:], y[120:]) for model in (auto, none)]

@@ -10,6 +10,7 @@ from skgp import (
     SWSGPRegressor,
     VecchiaGPRegressor,
 )
+from tests.covering import slow_case
 
 
 def with_gap(seed=0):
@@ -26,6 +27,7 @@ def largest_step(fit, X):
     return steps.max(), steps / np.sqrt(var[1:])
 
 
+@pytest.mark.slow
 def test_mean_across_a_gap_has_no_steps():
     X, y = with_gap()
     fit = SWSGPRegressor(n_neighbors=32, random_state=0).fit(X, y)
@@ -39,7 +41,7 @@ def test_mean_across_a_gap_has_no_steps():
     assert far[0] == pytest.approx(y.mean(), abs=1e-6)
 
 
-@pytest.mark.parametrize("end", [[3.0, 0.2], [0.3, -0.4]], ids=["outside", "across"])
+@pytest.mark.parametrize("end", [slow_case([3.0, 0.2]), [0.3, -0.4]], ids=["outside", "across"])
 def test_mean_along_a_line_in_the_plane_has_no_steps(end):
     rng = np.random.default_rng(1)
     X = rng.uniform(-1, 1, (600, 2))

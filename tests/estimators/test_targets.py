@@ -22,6 +22,7 @@ from skgp.estimators import log_predictive_density_scorer
 from skgp.estimators._reduction import components_predict_better
 from skgp.learning import vecchia
 from skgp.learning.search import SearchSettings
+from tests.covering import slow_case
 
 KERNEL = 1.3 * RBF([1.0, 0.8]) + WhiteKernel(0.05)
 T = 3
@@ -136,7 +137,7 @@ def test_hyperparameters_have_the_greatest_joint_evidence(make, data):
     ("model", "n"),
     [
         (QSGPRegressor(), 50),
-        (VecchiaGPRegressor(n_neighbors=8, n_inducing=0, max_iter=4, batch_size=500), 300),
+        slow_case(VecchiaGPRegressor(n_neighbors=8, n_inducing=0, max_iter=4, batch_size=500), 300),
     ],
     ids=["qsgp", "vecchia"],
 )

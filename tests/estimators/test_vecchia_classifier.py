@@ -25,6 +25,7 @@ from skgp.likelihoods import Bernoulli
 from skgp.models import vecchia as model_of
 from skgp.models.vecchia import left_out
 from tests.contracts.classifiers import ClassifierContract
+from tests.covering import slow_case
 from tests.inference.vecchia.test_vecchia_laplace import OFFSET, conditionals, mode_of, problem
 from tests.learning.test_calibration import drawn
 from tests.reference import gaussian, vecchia
@@ -159,10 +160,10 @@ def parities_of_pixels(rng, n):
 @pytest.mark.parametrize(
     ("model", "make"),
     [
-        (VecchiaGPClassifier(n_inducing=50, random_state=0), parities_of_pixels),
+        slow_case(VecchiaGPClassifier(n_inducing=50, random_state=0), parities_of_pixels),
         (QSGPClassifier(random_state=0), parities_of_pixels),
-        (QSGPClassifier(random_state=0), classes_of_two_columns),
-        (
+        slow_case(QSGPClassifier(random_state=0), classes_of_two_columns),
+        slow_case(
             SWSGPClassifier(n_inducing=100, n_neighbors=16, max_iter=20, random_state=0),
             parities_of_pixels,
         ),
@@ -184,6 +185,7 @@ def test_many_columns_are_projected_unless_labels_held_out_lose(model, make):
         )
 
 
+@pytest.mark.slow
 def test_few_pixels_are_told_apart_by_labels_left_out():
     X, y = load_digits(return_X_y=True)
     y = y % 2

@@ -8,6 +8,7 @@ from sklearn.gaussian_process.kernels import Matern, WhiteKernel
 from skgp import DLMGPRegressor, VecchiaGPRegressor
 from skgp.inference.defaults import LATENT_JITTER
 from skgp.likelihoods import Laplace, Poisson, StudentT
+from tests.covering import covering, slow_case
 from tests.reference import laplace_evidence as oracle
 
 KERNEL = 1.3 * Matern([0.4, 0.7], nu=1.5)
@@ -25,8 +26,7 @@ def problem(kind, n=60, seed=0):
     return X, rng.poisson(exposure * np.exp(f)).astype(float), exposure, f
 
 
-@pytest.mark.parametrize("kind", ["poisson", "student_t"])
-@pytest.mark.parametrize("n_inducing", [0, 7])
+@covering(kind=["poisson", "student_t"], n_inducing=[0, 7])
 def test_all_neighbors_are_the_dense_approximation(kind, n_inducing):
     X, y, exposure, _ = problem(kind)
     x = np.vstack([X[:3] + 0.05, [[0.5, 0.5], [3.0, 0.0]]])
@@ -60,6 +60,7 @@ def test_all_neighbors_are_the_dense_approximation(kind, n_inducing):
     np.testing.assert_allclose(fit.latent_mean_and_variance(x), [mean, joint.diagonal()], atol=1e-7)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["poisson", "student_t"])
 def test_predictions_are_as_good_as_those_of_the_variational_posterior(kind):
     X, y, exposure, f = problem(kind, 300)
@@ -76,6 +77,7 @@ def test_predictions_are_as_good_as_those_of_the_variational_posterior(kind):
     assert scores[VecchiaGPRegressor] > scores[DLMGPRegressor] - 0.02
 
 
+@pytest.mark.slow
 def test_parameters_of_the_noise_are_learned():
     X, y, _, f = problem("student_t", 100)
     model = VecchiaGPRegressor(likelihood="student_t", random_state=0).fit(X, 50 + 10 * y)
@@ -88,11 +90,11 @@ def test_parameters_of_the_noise_are_learned():
 
 
 @pytest.mark.parametrize(
-    "likelihood", [Poisson("softplus"), StudentT(0.3, 4.0, scale_bounds=(0.01, 1.0))]
+    "likelihood", [Poisson("softplus"), slow_case(StudentT(0.3, 4.0, scale_bounds=(0.01, 1.0)))]
 )
 def test_instances_learn_what_is_free(likelihood):
     X, y, *_ = problem("poisson" if likelihood.is_count else "student_t", 40)
-    model = VecchiaGPRegressor(likelihood=likelihood, random_state=0, max_iter=5).fit(X, y)
+    model = VecchiaGPRegressor(likelihood=likelihood, random_state=0, max_iter=2).fit(X, y)
     learned = model._likelihood.free_parameters()
     for (_, low, high), (value, *_) in zip(likelihood.free_parameters(), learned, strict=True):
         assert low <= value <= high

@@ -16,6 +16,7 @@ from skgp import (
     SWSGPRegressor,
     VecchiaGPRegressor,
 )
+from tests.covering import covering, slow
 
 NOISE = 0.3
 KERNEL = 1.0 * RBF(1.0) + WhiteKernel(0.05)
@@ -88,7 +89,6 @@ REPEATED = {
         for likelihood in ("gaussian", "student_t", "poisson")
     },
 }
-each_fit = pytest.mark.parametrize("name", FITS)
 
 
 def noisy_sine(n=70, seed=0):
@@ -136,7 +136,9 @@ def test_sample_weight_is_repeated_rows(route):
         assert found == (None if expected is None else pytest.approx(expected, rel=1e-6))
 
 
-@each_fit
+@pytest.mark.parametrize(
+    "name", slow(FITS, but=set(FITS) - {"relevance", "inducing states", "student"})
+)
 def test_the_scale_of_weights_is_no_evidence_of_small_noise(name):
     X, y = noisy_sine()
     weights = np.random.default_rng(1).uniform(0.5, 1.5, size=len(y))
@@ -146,7 +148,7 @@ def test_the_scale_of_weights_is_no_evidence_of_small_noise(name):
     assert_noise_is_found(models[1])
 
 
-@each_fit
+@pytest.mark.parametrize("name", slow(FITS, but=["qsgp default", "variational", "series"]))
 def test_rows_given_three_times_are_no_evidence_of_small_noise(name):
     X, y = noisy_sine()
     model = make(name).fit(np.tile(X, (3, 1)), np.tile(y, 3))
@@ -205,8 +207,7 @@ def test_fixed_noise_takes_weights_as_they_are():
     np.testing.assert_allclose(weighted.predict(X_TEST), expected, rtol=1e-8, atol=1e-10)
 
 
-@pytest.mark.parametrize("weight", [None, 4.0])
-@pytest.mark.parametrize("name", ["fourier", "inducing states"])
+@covering(name=["fourier", "inducing states"], weight=[None, 4.0])
 def test_rows_join_a_fit_from_blocks(name, weight, monkeypatch):
     monkeypatch.setattr("skgp.estimators.defaults.LEAST_BLOCK_ROWS", 128)
     X, y = noisy_sine(400)

@@ -13,6 +13,7 @@ from skgp.inference import defaults as tuned
 from skgp.inference.gp_mixture import mixture_log_density, mixture_moments, mixture_quantiles
 from skgp.inference.mixture import MixtureState
 from skgp.linalg.runtime import memory_limit, to_arrays
+from tests.covering import covering
 from tests.same import assert_same
 
 KERNELS = {
@@ -158,9 +159,7 @@ def test_factors_are_kept_within_the_budget_and_never_pickled():
         assert len(state._factors) == kept
 
 
-@pytest.mark.parametrize(
-    ("solver", "most_joint"), [("cholesky", 4000), ("cg", 4000), ("cholesky", 1), ("cg", 1)]
-)
+@covering(solver=["cholesky", "cg"], most_joint=[4000, 1])
 def test_draws_have_the_moments_of_the_mixture(solver, most_joint, monkeypatch):
     monkeypatch.setattr(tuned, "MOST_JOINT", most_joint)
     state, X_new = make_state(KERNELS["ard"], solver=solver)

@@ -14,6 +14,7 @@ from skgp.inference.neighbors.conditionals import SharedConditionals, Tiles, loc
 from skgp.inference.neighbors.system import full_system, local_system
 from skgp.kernels.gram import gram_diag
 from skgp.likelihoods import Bernoulli, Gaussian, Laplace, Poisson, StudentT
+from tests.covering import covering
 from tests.reference import sparse
 from tests.reference import swsgp as dense
 
@@ -104,8 +105,7 @@ def test_fit_reports_the_bound_of_the_oracle(name):
     np.testing.assert_allclose(found.bound, expected, rtol=1e-8)
 
 
-@pytest.mark.parametrize("name", ["probit", "poisson", "student_t"])
-@pytest.mark.parametrize("damping", [0.5, 1.0])
+@covering(name=["probit", "poisson", "student_t"], damping=[0.5, 1.0])
 def test_bound_never_falls_and_its_maximum_does_not_depend_on_the_damping(name, damping):
     problem, likelihood = problem_of(name)
     found = fit(problem, likelihood, damping=damping)

@@ -25,6 +25,7 @@ from skgp.learning.sparse.objective import Objective
 from skgp.learning.sparse.search import fit_all_rows
 from skgp.likelihoods import Bernoulli, Gaussian
 from skgp.linalg import NotPositiveDefiniteError
+from tests.covering import covering
 from tests.reference import sparse as dense
 from tests.reference.sparse import LIKELIHOODS, problem_of
 from tests.same import assert_same
@@ -312,8 +313,7 @@ def test_natural_gradients_reach_the_optimum_for_gaussian_noise_in_one_step(beta
         torch.testing.assert_close(found.root, root, rtol=1e-8, atol=1e-8)
 
 
-@pytest.mark.parametrize("beta", [0.3, 1.0])
-@pytest.mark.parametrize("likelihood", [name for name in LIKELIHOODS if name != "gaussian"])
+@covering(likelihood=[name for name in LIKELIHOODS if name != "gaussian"], beta=[0.3, 1.0])
 def test_natural_gradients_find_the_optimum_of_lbfgs(likelihood, beta):
     problem, made, state = problem_of(likelihood, weighted=True)
     objective = Objective(made, name="elbo", beta=beta, **FIXED)

@@ -20,6 +20,7 @@ from skgp.kernels.sde_processes import (
     lower_gamma,
 )
 from skgp.kernels.sde_rational import GAUSSIAN4, GAUSSIANS
+from tests.covering import slow_case
 
 PRIMITIVES = [MATERN12, MATERN32, MATERN52, ROTATION, GAUSSIAN4, *GAUSSIANS]
 each_primitive = pytest.mark.parametrize("primitive", PRIMITIVES, ids=lambda p: p.name)
@@ -67,7 +68,7 @@ def matrix_exponential(M):
     return mpmath.matrix([[mpmath.ldexp(x, -bits) for x in row] for row in total.tolist()])
 
 
-@pytest.mark.parametrize("step", [6, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("step", [6, slow_case(1)])
 @each_primitive
 def test_transition_is_accurate_in_every_entry(primitive, step):
     # Of many states short gaps need hundreds of digits, and Q leaves the range of floats.

@@ -22,6 +22,7 @@ from skgp.learning.defaults import FEW_ROWS_MODERATION, LABEL_SHARE, MODERATIONS
 from skgp.learning.selection import choose
 from skgp.likelihoods import Bernoulli
 from skgp.optim.stopping import StopRecorder
+from tests.covering import slow
 from tests.reference import laplace as reference
 from tests.reference.weights import dense_features
 from tests.same import assert_same
@@ -95,7 +96,7 @@ def moderated_log_density(y, mean, variance, factor):
 # ---- leave one out ----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("weighted", slow([False, True], but=[True]))
 def test_leave_one_out_moments_are_near_those_of_refits(weighted):
     """To 2% of their spread on average, and 15% (mean) and 10% (std) for the worst row."""
     problem = make_problem(weighted=weighted)

@@ -22,6 +22,7 @@ from skgp.learning.classification_hyperparameters import (
 )
 from skgp.learning.search import HyperparameterFit, SearchSettings, fit_leave_one_out
 from skgp.likelihoods import Bernoulli
+from tests.covering import covering, slow_case
 from tests.reference import laplace_evidence as oracle
 from tests.reference.kernels import naive_gram
 
@@ -82,7 +83,7 @@ def test_search_on_few_rows_reaches_the_evidence_of_scikit_learn():
     assert found.method == "Laplace evidence"
 
 
-@pytest.mark.parametrize("link", ["logit", "probit"])
+@pytest.mark.parametrize("link", [slow_case("logit"), "probit"])
 def test_search_finds_a_short_length_scale_and_a_long_one_for_an_irrelevant_column(link):
     X, Y = labelled(300)
     settings = replace(QUICK, subset_size=200, n_score_rows=100)
@@ -238,9 +239,8 @@ def _single_positive(X, Y):
     return X, torch.where(torch.arange(len(X))[:, None] == 17, 1.0, -1.0).double()
 
 
-@pytest.mark.parametrize("n", [1, 2, 201])
-@pytest.mark.parametrize(
-    "odd", [_constant_column, _repeated_rows, _imbalanced, _outliers, _single_positive]
+@covering(
+    odd=[_constant_column, _repeated_rows, _imbalanced, _outliers, _single_positive], n=[201, 1, 2]
 )
 def test_search_survives(odd, n):
     X, Y = odd(*(each[-n:] for each in labelled(400)))

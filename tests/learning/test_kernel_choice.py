@@ -219,6 +219,7 @@ def test_choose_kernel_finds_the_relevant_of_many_columns(max_separate):
     assert scales[:2].max() < 0.2 * np.median(scales[2:])
 
 
+@pytest.mark.slow
 def test_choose_kernel_covers_what_it_predicts_among_many_irrelevant_columns():
     """95% intervals, 100 observations of 100 columns of which five matter."""
     covered = []

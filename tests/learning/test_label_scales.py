@@ -136,6 +136,7 @@ def test_few_labels_left_out_choose_the_moderation_too():
     assert model.moderation_ == moderation != FEW_ROWS_MODERATION
 
 
+@pytest.mark.slow
 def test_digits_are_told_apart_by_a_kernel_that_labels_left_out_choose():
     X, y = load_digits(return_X_y=True)
     y = y % 2

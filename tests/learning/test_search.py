@@ -21,6 +21,7 @@ from skgp.learning.search import (
     leave_one_out_densities,
 )
 from skgp.optim.stopping import StopRecorder
+from tests.covering import covering
 from tests.reference.gaussian import left_out
 from tests.reference.kernels import naive_gram
 from tests.reference.qsgp import numerical_gradient
@@ -388,8 +389,7 @@ def test_best_start_finds_length_scales_that_a_subset_does_not_show(generator):
     assert on(found).score > on(noise_alone).score + 0.3
 
 
-@pytest.mark.parametrize("exact_rows", [400, 0], ids=["exact", "neighbours"])
-@pytest.mark.parametrize("length", [0.03, 1.0, 30.0, 1000.0])
+@covering(length=[0.03, 1.0, 30.0, 1000.0], exact_rows=[400, 0])
 def test_fit_hyperparameters_does_not_depend_on_the_start(length, exact_rows, generator):
     """From a length scale of 30 the sine was noise, of variance .5 in place of .02."""
     rng = np.random.default_rng(0)

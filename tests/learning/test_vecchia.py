@@ -87,6 +87,7 @@ def test_inducing_points_are_chosen_greedily():
     assert len(choose_inducing(KERNEL.k1, data.X, 100, generator)) == 50
 
 
+@pytest.mark.slow
 def test_search_of_many_rows_finds_the_hyperparameters():
     truth = 1.0 * Matern([0.2, 0.5], nu=1.5) + WhiteKernel(0.05)
     data = drawn(2600, truth)

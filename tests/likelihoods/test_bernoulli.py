@@ -8,6 +8,7 @@ from scipy import integrate, special, stats
 from skgp.likelihoods import Bernoulli
 from skgp.likelihoods.bernoulli import _WIDE
 from tests.contracts.likelihoods import LikelihoodContract
+from tests.covering import covering
 
 WIDE_MEANS = np.linspace(-12.0, 12.0, 9)
 
@@ -36,8 +37,7 @@ class TestProbit(TestLogit):
         return Bernoulli(link="probit", n_points=40)
 
 
-@pytest.mark.parametrize("link", ["logit", "probit"])
-@pytest.mark.parametrize("var", [1e-3, 0.8, 0.82, 10.0, 100.0])
+@covering(var=[1e-3, 0.8, 0.82, 10.0, 100.0], link=["probit", "logit"])
 def test_bernoulli_prob_equals_a_numerical_integral(link, var):
     sigmoid = special.expit if link == "logit" else special.ndtr
     expected = [

@@ -10,6 +10,7 @@ from scipy import integrate, stats
 from skgp.likelihoods import Laplace
 from skgp.likelihoods.closed_form import expected_absolute_residual
 from tests.contracts.numeric_likelihoods import NumericLikelihoodContract
+from tests.covering import covering
 
 SCALE = 0.6
 
@@ -53,8 +54,7 @@ def _integral(function, r, std):
     )
 
 
-@pytest.mark.parametrize("std", [1e-3, 0.1, 1.0, 20.0])
-@pytest.mark.parametrize("r", [-7.0, -0.3, 0.0, 2.0])
+@covering(r=[-7.0, -0.3, 0.0, 2.0], std=[1.0, 1e-3, 20.0, 0.1])
 def test_laplace_expectations_equal_numerical_integrals(r, std):
     laplace = Laplace(SCALE)
     y, mean, var = torch.tensor([[r + 1], [1.0], [std**2]], dtype=torch.float64)

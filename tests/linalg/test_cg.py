@@ -8,6 +8,7 @@ from skgp.linalg import NumericalWarning
 from skgp.linalg.cg import block_cg
 from skgp.linalg.preconditioners import NystromPreconditioner
 from skgp.linalg.ulisse import ulisse
+from tests.covering import slow
 from tests.same import assert_same
 
 N, N_DRAWS, STOP = 14, 400, 0.3
@@ -240,7 +241,7 @@ def test_ulisse_pair_is_independent(rows):
     assert z_scores(squares, exact) > 5
 
 
-@pytest.mark.parametrize("roulette", ["adaptive", 0.05])
+@pytest.mark.parametrize("roulette", slow(["adaptive", 0.05], but=["adaptive"]))
 def test_ulisse_variance_equals_the_formula(rows, roulette):
     r"""Mean square error in the norm of A: sum of a_j^2 (1 / q_j - 1)."""
     A, P_inv, B = rows

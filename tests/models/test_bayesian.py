@@ -25,6 +25,7 @@ from skgp.models import bayesian
 from skgp.models.bayesian import sample_stochastic
 from skgp.priors import LogNormal
 from skgp.samplers import Run
+from tests.covering import slow_case
 from tests.same import assert_same
 
 N = 40
@@ -80,7 +81,7 @@ def samples(sampler):
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("sampler", ["langevin", pytest.param("mala", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("sampler", ["langevin", slow_case("mala")])
 def test_samples_agree_with_the_grid(sampler):
     mean, var = grid_moments()
     run = samples(sampler)
@@ -112,7 +113,7 @@ def test_diagnostics_have_the_keys_of_hmc():
 
 @pytest.mark.parametrize(
     ("schedule", "problem", "n_kept"),
-    [("paper", "R-hat is", 10), ("constant", "criterion (7)", 110)],
+    [("paper", "R-hat is", 10), slow_case("constant", "criterion (7)", 110)],
 )
 def test_sgld_says_that_it_has_not_mixed(schedule, problem, n_kept):
     """Steps that fall too soon are held where they move nothing; long ones are never held."""

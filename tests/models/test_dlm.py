@@ -18,6 +18,7 @@ from skgp.likelihoods import Bernoulli, Gaussian, StudentT
 from skgp.models import dlm as module
 from skgp.models.dlm import fit_beta_path, fit_sparse, minimise
 from skgp.optim.stopping import StopRecorder
+from tests.covering import slow_case
 from tests.reference import sparse as dense
 from tests.reference.sparse import GAUSSIAN, LIKELIHOODS
 from tests.same import assert_same
@@ -115,6 +116,7 @@ def test_fit_sparse_predicts_fresh_rows_better_than_it_began(likelihood, name, e
     assert bool(fit.history["validation"]) == (fit.held_out_loss is not None) == held_out
 
 
+@pytest.mark.slow
 def test_fit_sparse_by_the_bound_finds_the_optimum_without_the_closed_form():
     """The same data, as Student's t with very many degrees of freedom: no closed form."""
     problem, made = problem_of("gaussian", n=60)
@@ -185,7 +187,7 @@ def test_fit_sparse_with_fixed_hyperparameters_keeps_those_of_the_bound(likeliho
     assert fit.history["validation"] == [] and fit.held_out_loss is None
 
 
-@pytest.mark.parametrize("name", ["log_loss", "square_loss"])
+@pytest.mark.parametrize("name", ["log_loss", slow_case("square_loss")])
 def test_fit_sparse_with_early_stopping_keeps_the_best_state_for_rows_held_out(name):
     problem, made = problem_of("gaussian", n=150)
     objective = Objective(made, name=name, beta=0.1)
@@ -196,7 +198,7 @@ def test_fit_sparse_with_early_stopping_keeps_the_best_state_for_rows_held_out(n
     assert len(losses) - 1 <= len(fit.history["solve"]) / 5
 
 
-@pytest.mark.parametrize("likelihood", ["gaussian", "logit"])
+@pytest.mark.parametrize("likelihood", [slow_case("gaussian"), "logit"])
 def test_fit_sparse_with_early_stopping_learns_the_posterior_from_all_rows(likelihood):
     problem, made = problem_of(likelihood)
     objective = Objective(made, beta=0.3)
@@ -390,7 +392,7 @@ PROBIT = Bernoulli("probit")
 @pytest.mark.parametrize(
     ("made", "target", "name"),
     [
-        (GAUSSIAN, "gaussian", "log_loss"),
+        slow_case(GAUSSIAN, "gaussian", "log_loss"),
         (GAUSSIAN, "gaussian", "square_loss"),
         (PROBIT, "labels", "log_loss"),
     ],
@@ -425,6 +427,7 @@ def test_fit_beta_path_prefers_much_regularisation_where_the_noise_is_understate
     assert fit.objective.beta > 1 and path[fit.objective.beta] < path[1.0] - 0.1
 
 
+@pytest.mark.slow
 def test_fit_beta_path_is_no_worse_than_beta_1_for_a_smooth_function():
     """Points enough for it: great weights first would leave the search in a poorer optimum."""
     rng = np.random.default_rng(0)
@@ -443,6 +446,7 @@ def test_fit_beta_path_is_no_worse_than_beta_1_for_a_smooth_function():
     assert losses[0] < losses[1] + 0.05
 
 
+@pytest.mark.slow
 def test_the_loss_reported_is_that_of_new_data():
     """Mean over data sets of the loss reported, against that of new data."""
     gaps = []

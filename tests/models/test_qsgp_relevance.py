@@ -11,6 +11,7 @@ from skgp.inference.relevance.evidence import fit_relevance
 from skgp.learning.hyperparameters import shorten_length_scales
 from skgp.learning.plan import Options, Plan
 from skgp.models import qsgp
+from tests.covering import slow
 
 KERNEL = RBF(2.0)
 SEQUENTIAL = Plan("relevance", None, "sequential", "full")
@@ -49,7 +50,7 @@ def test_sgd_of_targets_that_are_all_zero_keeps_nothing():
     assert fit.plan.n_basis == len(fit.relevance)
 
 
-@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("weighted", slow([False, True], but=[True]))
 def test_length_scales_beyond_the_inputs_are_shortened(weighted):
     weight = torch.full((120,), 2.0, dtype=torch.float64) if weighted else None
     data = sinc(weight=weight)

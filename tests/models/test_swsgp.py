@@ -18,6 +18,7 @@ from skgp.learning.local.prior import Settings, find_prior, split_rows
 from skgp.likelihoods import Bernoulli, Gaussian, Poisson, StudentT
 from skgp.models import swsgp as module
 from skgp.models.swsgp import fit_swsgp
+from tests.covering import slow_case
 from tests.reference import swsgp as dense
 from tests.reference.gaussian import left_out
 
@@ -106,7 +107,7 @@ def test_gaussian_fit_is_the_closed_form(kl_weight):
         ("counts", replace(QUICK, learn_inducing=True, max_iter=20)),
         ("gaussian", replace(QUICK, learn_inducing=True, max_iter=20)),
         ("labels", Settings(n_neighbors=6, solver="adam", max_iter=20)),
-        ("student_t", Settings(n_neighbors=6, solver="adam", max_iter=20)),
+        slow_case("student_t", Settings(n_neighbors=6, solver="adam", max_iter=20)),
     ],
     ids=str,
 )
@@ -228,7 +229,7 @@ def test_adam_moves_hyperparameters_where_it_may():
     assert still.n_iter == 60 and moved.elbo > still.elbo
 
 
-@pytest.mark.parametrize("name", ["gaussian", "counts"])
+@pytest.mark.parametrize("name", ["gaussian", slow_case("counts")])
 def test_polish_is_kept_if_rows_held_out_gain(name):
     wrong = ConstantKernel(1.0, (1e-3, 1e3)) * RBF([0.1, 0.1])
     settings = Settings(n_neighbors=6, polish=True, max_iter=100)
@@ -335,7 +336,7 @@ def test_rows_held_out_are_no_inducing_points(kind, all_rows, monkeypatch):
     assert {tuple(x) for x in prior.data.X.tolist()} == {tuple(x) for x in rows.X.tolist()}
 
 
-@pytest.mark.parametrize("name", ["counts", "labels"])
+@pytest.mark.parametrize("name", [slow_case("counts"), "labels"])
 def test_a_rival_is_taken_where_it_predicts_rows_held_out_better(name):
     smooth, rough = (KERNEL.k1 * RBF([scale] * 2, "fixed") for scale in (0.8, 0.01))
     found = fit(name, Settings(n_neighbors=6), kernel=smooth)

@@ -24,6 +24,7 @@ from skgp.learning.markov.additive import RowsElbo
 from skgp.learning.markov.search import Component
 from skgp.likelihoods import Bernoulli, Gaussian, Poisson, StudentT
 from skgp.models.state_space import fit_additive, fit_additive_statistics
+from tests.covering import covering, slow_case
 from tests.reference.additive import AdditiveGP, component_grams, natural_step
 from tests.reference.state_space import assert_draws, by_finite_differences
 from tests.reference.vgp import expected_log_prob, maximise_vgp
@@ -251,7 +252,7 @@ def test_evidence_of_rows_keeps_its_digits_at_any_noise(noise):
 @pytest.mark.parametrize(
     "kernels",
     [
-        KERNELS,
+        slow_case(KERNELS),
         [0.7 * RBF(0.5) + 2.0, Matern(1.0, nu=0.5) * Cosine(1.3)],
         [1.0 * Matern(2.0, nu=1.5) * ExpSineSquared(1.5, 1.2), Matern(1.0, nu=1.5)],
     ],
@@ -300,8 +301,7 @@ def test_covariances_know_every_process():
 # ---- other likelihoods -------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("joint", [False, True])
-@pytest.mark.parametrize("family", FAMILIES.values(), ids=FAMILIES)
+@covering(family=FAMILIES.values(), joint=[False, True])
 def test_sites_in_bins_stay_as_they_are_under_a_dense_natural_step(family, joint):
     X, y = make_data(80, family)
     likelihood, bins = family.with_parameters(family.initial(y)), make_bins(X)

@@ -11,6 +11,7 @@ from skgp.inference.markov.series import make_series
 from skgp.inference.markov.states import SeriesState
 from skgp.inference.markov.terms import Linear, Polynomial, Terms
 from skgp.likelihoods import Gaussian
+from tests.covering import covering
 
 KERNEL = 1.3 * Matern(0.7, nu=1.5) + 0.4 * Matern(3.0, nu=0.5)
 NOISE = 0.2
@@ -51,8 +52,7 @@ def inputs(with_terms, X):
     return X if with_terms else X[:, 0].contiguous()
 
 
-@pytest.mark.parametrize("with_terms", [False, True])
-@pytest.mark.parametrize("tile", [None, 1])
+@covering(with_terms=[False, True], tile=[None, 1])
 def test_past_moments_are_those_of_the_rows_before(monkeypatch, with_terms, tile):
     X, y = problem(60)
     if tile:

@@ -9,6 +9,7 @@ from skgp.inference.markov import additive_states
 from skgp.inference.markov.additive_states import PointCovariances
 from skgp.inference.markov.posterior import Posterior
 from skgp.kernels.sde import state_space
+from tests.covering import covering
 
 KERNELS = {
     "matern": 1.5 * Matern(0.7, nu=1.5),
@@ -56,8 +57,7 @@ def test_covariances_between_smooth_points_close_together():
     np.testing.assert_allclose(found, joint, atol=1e-9)
 
 
-@pytest.mark.parametrize("kernel", KERNELS.values(), ids=list(KERNELS))
-@pytest.mark.parametrize("n", [1, 30, 3000])  # by covariances, by a table of the states
+@covering(kernel=KERNELS.values(), n=[1, 30, 3000])  # by covariances, by a table of the states
 def test_quadratic_forms_are_those_of_the_dense_gp(kernel, n, monkeypatch):
     monkeypatch.setattr(additive_states, "tile_rows", lambda row_bytes: 7)
     left, A = case(kernel, n, 9)

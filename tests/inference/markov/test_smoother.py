@@ -158,7 +158,7 @@ def test_later_data_make_good_for_negative_weights(n, kernel):
 
 def test_improper_posteriors_are_told_from_proper_ones(rng):
     dynamics, told = dynamics_of(MATERN), []
-    for _ in range(60):
+    for _ in range(25):
         n = int(rng.integers(1, 90))
         x = np.sort(rng.uniform(0, 3, n))
         weight = np.where(rng.uniform(size=n) < rng.uniform(0, 0.3), -1.0, 1.0)

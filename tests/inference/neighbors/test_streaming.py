@@ -21,6 +21,7 @@ from skgp.inference.neighbors.system import (
     update_full,
 )
 from skgp.likelihoods import Bernoulli, Gaussian
+from tests.covering import slow_case
 from tests.reference import swsgp as dense
 
 H = 6
@@ -142,7 +143,8 @@ def halves(target, likelihood, **options):
 
 
 @pytest.mark.parametrize(
-    ("target", "likelihood"), [("gaussian", Gaussian(0.25)), ("labels", Bernoulli("probit"))]
+    ("target", "likelihood"),
+    [slow_case("gaussian", Gaussian(0.25)), ("labels", Bernoulli("probit"))],
 )
 def test_two_halves_come_near_one_fit_and_beat_the_first(target, likelihood):
     half, streamed, whole, test = halves(target, likelihood)

@@ -14,6 +14,7 @@ from skgp.inference.neighbors.sums import BlocksProblem, FullRows, LocalRows
 from skgp.inference.neighbors.system import local_system
 from skgp.kernels.gram import gram_diag
 from skgp.linalg.runtime import MemoryBudgetError, memory_limit
+from tests.covering import slow
 from tests.inference.test_natural import LIKELIHOODS, problem_of
 
 TIGHT = {"tol": 1e-15, "max_iter": 60}
@@ -78,7 +79,7 @@ def assert_same(found, expected, rtol=1e-6):
     np.testing.assert_allclose(found.bound, expected.bound, rtol=1e-10)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", slow(NAMES, but=[NAMES[0], *NAMES[1::2]]))
 def test_steps_on_blocks_end_where_those_on_all_rows_do(name):
     data, settings = case(name, weighted=name != "logit")
     blocks = Slices(data, [7, 8, 23, len(data)])
@@ -97,7 +98,7 @@ def test_steps_on_blocks_end_where_those_on_all_rows_do(name):
         )
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", slow(NAMES, but=NAMES[::2]))
 def test_full_covariance_on_blocks_is_that_on_all_rows(name):
     data, settings = case(name, n_neighbors=12)
     blocks = Slices(data, [7, 8, 23, len(data)])

@@ -11,6 +11,7 @@ from skgp.inference.neighbors import assembly as module
 from skgp.inference.neighbors.assembly import local_prior
 from skgp.inference.neighbors.conditionals import Tiles
 from skgp.inference.neighbors.system import local_system, row_weights
+from tests.covering import covering
 from tests.reference import swsgp as dense
 
 
@@ -51,9 +52,7 @@ def torch_bound(problem, mean, var, noise):
     return total
 
 
-@pytest.mark.parametrize("weighted", [False, True], ids=["plain", "weighted"])
-@pytest.mark.parametrize("name", ["rbf", "matern", "sum"])
-@pytest.mark.parametrize("n_neighbors", [1, 4, 12])
+@covering(name=["rbf", "matern", "sum"], n_neighbors=[4, 12, 1], weighted=[False, True])
 def test_posterior_equals_the_dense_closed_form(name, weighted, n_neighbors):
     problem = dense.make_problem(name, n_latent=2, weighted=weighted, n_neighbors=n_neighbors)
     lam, eta, sites = sites_of(problem)

@@ -25,6 +25,7 @@ from skgp.inference.stochastic.estimators import (
     sample_design,
 )
 from skgp.optim import sample_without_replacement
+from tests.covering import slow_case
 from tests.inference.stochastic_problems import z_score
 from tests.reference import relevance as reference
 
@@ -169,7 +170,7 @@ def test_steps_settle_at_the_ridge_solution_when_precisions_rest(generator):
     np.testing.assert_allclose(state.mean[:, 0], mean, atol=1e-5)
 
 
-@pytest.mark.parametrize("basis_batch_size", [40, 2000])
+@pytest.mark.parametrize("basis_batch_size", [40, slow_case(2000)])
 def test_fit_keeps_few_vectors_and_is_accurate(basis_batch_size, monkeypatch):
     monkeypatch.setattr(RelevanceSolver, "precision_rate", 0.3)
     X, y = sinc(400)

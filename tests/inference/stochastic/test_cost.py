@@ -14,8 +14,9 @@ from skgp.inference.stochastic.likelihood import LikelihoodSolver
 from skgp.inference.stochastic.state import LikelihoodState, SGDState
 from skgp.kernels import FourierFeatures
 from skgp.likelihoods import Bernoulli
+from tests.covering import slow_case
 
-SMALL, LARGE = 2_000, 200_000
+SMALL, LARGE = 2_000, 50_000
 ITERATIONS = 6
 
 
@@ -62,7 +63,9 @@ def touched(*problem):
     return mode.n / ITERATIONS
 
 
-@pytest.mark.parametrize(("kind", "learns"), [("regression", True), ("classification", False)])
+@pytest.mark.parametrize(
+    ("kind", "learns"), [("regression", True), slow_case("classification", False)]
+)
 def test_iteration_touches_as_many_elements_whatever_n_and_m(kind, learns):
     base = touched(kind, SMALL, SMALL, learns)
     assert base > 20 * 400

@@ -19,6 +19,7 @@ from skgp.inference.stochastic.state import SGDState
 from skgp.kernels import FourierFeatures, gram
 from skgp.learning.plan import Options as FitOptions
 from skgp.learning.plan import Plan
+from tests.covering import slow_case
 from tests.inference.stochastic_problems import NOISE as PROBLEM_NOISE
 from tests.inference.stochastic_problems import all_rows, all_samples, make_problem, z_score
 from tests.models.qsgp_problems import fit_regression
@@ -80,7 +81,7 @@ EVERYTHING = dict(batch_size=60, basis_batch_size=40, n_support=60)
 
 @pytest.mark.parametrize(
     "optimizer, rate, max_iter, exact, sampled",
-    [("nystrom", 0.1, 150, 2e-3, 0.15), ("adagrad", 0.5, 250, 0.08, 0.5)],
+    [("nystrom", 0.1, 150, 2e-3, 0.15), slow_case("adagrad", 0.5, 250, 0.08, 0.5)],
 )
 def test_fit_reaches_the_dense_optimum(optimizer, rate, max_iter, exact, sampled):
     X, y = sine_data()
@@ -129,7 +130,7 @@ def chevron_optimum(Phi, S, k):
     "options, gap",
     [
         (dict(EVERYTHING, learning_rate=0.3), 1e-3),
-        (dict(basis_batch_size=10, learning_rate=0.3), 0.3),
+        slow_case(dict(basis_batch_size=10, learning_rate=0.3), 0.3),
     ],
 )
 def test_chevron_approaches_the_dense_optimum_of_its_structure(options, gap):
@@ -143,7 +144,7 @@ def test_chevron_approaches_the_dense_optimum_of_its_structure(options, gap):
     assert best - 1e-6 < value < best + gap * (worst - best)
 
 
-@pytest.mark.parametrize("kind", ["fourier", "inducing"])
+@pytest.mark.parametrize("kind", ["fourier", slow_case("inducing")])
 def test_chevron_keeps_its_pattern_and_its_running_sums(kind):
     X, y = sine_data()
     basis = fourier_basis() if kind == "fourier" else InducingBasis(KERNEL, torch.tensor(X[:40]))

@@ -29,6 +29,7 @@ from skgp.inference.stochastic.likelihood import (
 from skgp.inference.stochastic.state import LikelihoodState
 from skgp.kernels import FourierFeatures
 from skgp.likelihoods import Bernoulli, Gaussian, Laplace
+from tests.covering import slow_case
 from tests.inference.stochastic_problems import BASES, all_samples, make_problem, z_score
 from tests.reference.sparse import divergence as kl_of_gaussians
 
@@ -341,7 +342,7 @@ def gap(dense, fit):
     return (dense(q.mean.numpy(), q.factor().numpy()) - best) / (dense.start() - best)
 
 
-@pytest.mark.parametrize("name", ["fourier", "inducing"])
+@pytest.mark.parametrize("name", ["inducing", slow_case("fourier")])
 def test_mean_field_fit_with_every_row_and_function_reaches_the_dense_optimum(name):
     X, y = binary_data()
     basis = fourier_basis() if name == "fourier" else InducingBasis(KERNEL, torch.tensor(X[:M]))
@@ -389,7 +390,7 @@ def test_chevron_reaches_the_dense_optimum_of_its_structure_and_beats_mean_field
     assert (q.columns[:k].triu(1) == 0).all() and (q.columns.diagonal() > 0).all()
 
 
-@pytest.mark.parametrize("bound, k", [("plug-in", 0), ("plug-in", 3), ("strict", 3)])
+@pytest.mark.parametrize("bound, k", [slow_case("plug-in", 0), ("strict", 3)])
 def test_fit_by_samples_comes_near_the_dense_optimum(bound, k):
     X, y = binary_data()
     basis = fourier_basis(block_size=2)

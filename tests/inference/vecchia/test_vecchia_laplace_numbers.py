@@ -13,6 +13,7 @@ from skgp.inference.vecchia.laplace import evidence
 from skgp.learning.vecchia import neighbors_of
 from skgp.learning.vecchia_laplace import LatentEvidence
 from skgp.likelihoods import Poisson, StudentT
+from tests.covering import slow_case
 from tests.reference import laplace_evidence as oracle
 
 KERNEL = 1.5 * Matern([0.4, 0.7], nu=1.5)
@@ -129,7 +130,7 @@ def test_a_mode_is_found_where_most_observations_begin_far_off(iterative, monkey
     assert mode.loss < 50  # 174 after steps that lead nowhere
 
 
-@pytest.mark.parametrize(("name", "m"), [("poisson", 6), ("student_t", 0)])
+@pytest.mark.parametrize(("name", "m"), [("poisson", 6), slow_case("student_t", 0)])
 def test_probes_estimate_the_loss_and_its_gradient_without_bias(name, m, monkeypatch):
     at, found = place(name), []
     expected = objective(name, 4, m)(at)

@@ -10,6 +10,7 @@ from skgp.inference.weights.design import StreamedDesign
 from skgp.inference.weights.solvers import gauss_seidel, subsample_preconditioner, weights_cg
 from skgp.kernels.spectral import FourierFeatures
 from skgp.linalg import NumericalWarning
+from tests.covering import slow_case
 from tests.reference import weights as reference
 
 N, M, NOISE = 50, 44, 0.2
@@ -70,7 +71,9 @@ def test_gauss_seidel_solves_blocks_wider_than_n_in_the_dual(problem, block_size
     assert relative_error(result.solution, expected) < 1e-9
 
 
-@pytest.mark.parametrize(("dtype", "limit"), [(torch.float32, 1e-4), (torch.float64, 1e-11)])
+@pytest.mark.parametrize(
+    ("dtype", "limit"), [slow_case(torch.float32, 1e-4), (torch.float64, 1e-11)]
+)
 def test_gauss_seidel_misfit_does_not_drift_over_many_sweeps(problem, dtype, limit):
     X, _, targets, _ = problem
     design = StreamedDesign(BASIS, X, dtype=dtype)

@@ -23,6 +23,7 @@ from skgp.learning.local.minibatch import (
 )
 from skgp.likelihoods import Bernoulli, Gaussian
 from skgp.optim import NonFiniteLossError
+from tests.covering import covering, slow
 from tests.same import assert_same
 
 LIKELIHOOD = Gaussian(0.3, bounds=(0.05, 1.0))
@@ -127,8 +128,7 @@ def test_active_values_touch_active_points_only():
     torch.testing.assert_close(here.Z[local[:, 0]], state.Z[[3, 7]])
 
 
-@pytest.mark.parametrize("labels", [False, True])
-@pytest.mark.parametrize("full", [False, True])
+@covering(labels=[False, True], full=[False, True])
 def test_fit_minibatch_raises_the_bound(labels, full):
     problem_ = state, data, search, objective = problem(labels=labels, full=full)
     found, history = fit_minibatch(*problem_, batch_size=50, max_iter=80, generator=seeded())
@@ -245,7 +245,7 @@ def test_fit_that_meets_nan_says_what_to_do(kind):
         fit_minibatch(state, data, search, objective, generator=seeded(), max_iter=20)
 
 
-@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("weighted", slow([False, True], but=[True]))
 def test_rows_read_from_blocks_take_the_same_steps(weighted):
     state, data, _, objective = problem(labels=True, weighted=weighted)
     data = replace(data, y=data.y[:, :1])

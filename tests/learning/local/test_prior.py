@@ -16,6 +16,7 @@ from skgp.learning.calibration import COUPLINGS, best_coupling
 from skgp.learning.local import prior as module
 from skgp.learning.local.prior import choose_prior, negative_log_score, rescaled
 from skgp.likelihoods import Bernoulli, Poisson
+from tests.covering import covering
 from tests.reference import swsgp as dense
 
 TIGHT = {"tol": 1e-14, "cg_tol": 1e-12, "cg_max_iter": 500, "max_iter": 80}
@@ -46,9 +47,9 @@ def part_of(weights, rows=slice(None), dtype=torch.float64):
 # ---- scaled systems ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("target", ["labels", "counts"])
-@pytest.mark.parametrize(("amplitude", "kl_factor"), [(9.0, 1.0), (1.0, 0.3), (1 / 27, 0.1)])
-def test_rescaled_is_the_system_of_the_scaled_kernel(target, amplitude, kl_factor):
+@covering(scales=[(9.0, 1.0), (1.0, 0.3), (1 / 27, 0.1)], target=["labels", "counts"])
+def test_rescaled_is_the_system_of_the_scaled_kernel(scales, target):
+    amplitude, kl_factor = scales
     problem = problem_of(target)
     found = rescaled(system_of(problem), amplitude, kl_factor)
     expected = system_of(problem, scale_amplitude(problem.kernel, amplitude), kl_factor)
@@ -103,7 +104,8 @@ def walk_of(amplitude=1.0, prior=1.0, n=300, n_classes=2, seed=0, M=60, H=8, **o
 
 
 @pytest.mark.parametrize(
-    ("amplitude", "prior", "least", "most"), [(1.0, 300.0, 1 / 250, 1 / 9), (30.0, 1.0, 3, 243)]
+    ("amplitude", "prior", "least", "most"),
+    [(1.0, 300.0, 1 / 250, 1 / 9), (30.0, 1.0, 3, 243)],
 )
 def test_amplitude_follows_the_labels_and_stays_in_its_bounds(amplitude, prior, least, most):
     found, _ = walk_of(amplitude, prior)

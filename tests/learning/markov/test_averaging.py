@@ -22,6 +22,7 @@ from skgp.learning.markov.search import maximise
 from skgp.learning.markov.series_search import averaged_state
 from skgp.learning.posterior.priors import default_priors
 from skgp.likelihoods import Gaussian
+from tests.covering import slow_case
 
 
 def few_rows(seed, n, n_covariates):
@@ -81,6 +82,7 @@ def test_moments_are_near_those_of_the_integral():
     assert abs(sum(points.weights) - 1) < 1e-12
 
 
+@pytest.mark.slow
 def test_intervals_of_ten_rows_with_a_covariate_are_honest():
     inside, densities = [], []
     for seed in range(3):
@@ -110,7 +112,7 @@ def observations(model, X):
     return scipy.stats.norm(model.y_mean_ + model.y_scale_ * mean, model.y_scale_ * std)
 
 
-@pytest.mark.parametrize("data", [few_rows(3, 12, 2), walk(80)])
+@pytest.mark.parametrize("data", [few_rows(3, 12, 2), slow_case(walk(80))])
 def test_an_averaged_model_agrees_with_itself_and_goes_on(data):
     X, y, seen = data
     model = StateSpaceGPRegressor(time=0).fit(X[seen], y[seen])

@@ -15,6 +15,7 @@ from skgp.kernels import ActiveDims, LocalLinearTrend
 from skgp.kernels.sde import state_space
 from skgp.learning.markov.objectives import Component, GaussianEvidence, VariationalEvidence
 from skgp.likelihoods import Bernoulli, Gaussian, Poisson
+from tests.covering import slow_case
 
 KERNEL = 0.8 * Matern(0.5, nu=1.5)
 
@@ -50,7 +51,7 @@ def dynamics():
     return form.at()
 
 
-@pytest.mark.parametrize("noise", [1e-8, 0.1])
+@pytest.mark.parametrize("noise", [1e-8, slow_case(0.1)])
 def test_gaussian_evidence_loses_no_digits_to_little_noise(noise):
     x, y = problem(noise)
     objective = GaussianEvidence(make_series(torch.tensor(x), torch.tensor(y)))

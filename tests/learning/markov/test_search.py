@@ -20,6 +20,7 @@ from skgp.learning.markov.objectives import (
 )
 from skgp.learning.markov.search import Climb, Component, maximise
 from skgp.likelihoods import Bernoulli, Gaussian, StudentT
+from tests.covering import slow
 
 NOISE = Gaussian(0.1, bounds=(1e-6, 10.0))
 
@@ -130,7 +131,7 @@ def test_choice_takes_the_simpler_kernel_where_evidence_is_equal(data):
     assert len(found.kernel.theta) == 2
 
 
-@pytest.mark.parametrize("scale", [0.05, 30.0])
+@pytest.mark.parametrize("scale", slow([0.05, 30.0], but=[0.05]))
 def test_length_scale_is_found_from_parts_of_many_rows(scale):
     """Quick motion shows in stretches, slow motion in rows spread over all."""
     x = np.linspace(0, 100, 8000)

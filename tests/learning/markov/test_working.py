@@ -44,6 +44,7 @@ def test_counts_are_forecast_with_their_trend_and_season():
     assert np.sqrt(np.mean(error**2)) < 0.35  # .8 of what is flat
 
 
+@pytest.mark.slow
 def test_outliers_hide_neither_trend_nor_season():
     rng = np.random.default_rng(1)
     f = 0.02 * T + WEEK

@@ -25,6 +25,7 @@ from skgp.learning.posterior.log_posterior import FreePosterior, LogPosterior
 from skgp.learning.posterior.modes import find_mode, hessian_by_differences, laplace_modes
 from skgp.learning.posterior.priors import default_priors
 from skgp.priors import Gamma, HalfNormal, LogNormal
+from tests.covering import covering
 from tests.reference.kernels import naive_gram
 
 KERNELS = {
@@ -67,8 +68,7 @@ def naive_log_posterior(kernel, X, y, priors, u):
     return multivariate_normal(np.zeros(len(y)), A).logpdf(y) + prior
 
 
-@each_kernel
-@pytest.mark.parametrize("repeats", [False, True])
+@covering(name=KERNELS, repeats=[True, False])
 def test_log_density_equals_the_oracle_of_few_rows_of_many_and_in_batches(
     name, repeats, monkeypatch
 ):

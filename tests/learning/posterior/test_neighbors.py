@@ -14,6 +14,7 @@ from skgp.learning.posterior.modes import NeighborPosterior, approximate, laplac
 from skgp.learning.posterior.priors import default_priors
 from skgp.learning.posterior.sampling import sample_by_density
 from skgp.learning.vecchia import VecchiaSettings, evidence_of
+from tests.covering import slow
 
 
 def make_posterior(n=60, weighted=False, kernel=None):
@@ -59,7 +60,7 @@ def test_all_neighbors_make_the_exact_posterior(kernel, weighted, n_inducing):
     np.testing.assert_allclose(gradient, expected_gradient, rtol=1e-4 if n_inducing else 1e-8)
 
 
-@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("weighted", slow([False, True], but=[True]))
 def test_all_neighbors_make_the_exact_samples(weighted, monkeypatch):
     monkeypatch.setattr(tuned, "N_EARLIER", 1000)
     exact = make_posterior(50, weighted)

@@ -18,6 +18,7 @@ from skgp.learning.posterior.priors import default_priors
 from skgp.learning.posterior.set_up import FixedProbeGradient, ModeSearch, set_up
 from skgp.learning.posterior.stochastic_gradient import StochasticGradient, make_anchor
 from skgp.optim.stopping import StopRecorder
+from tests.covering import slow_case
 from tests.same import assert_same
 
 F64 = {"dtype": torch.float64}
@@ -71,7 +72,7 @@ def search_from(gradient, u, metric):
     return ModeSearch(gradient, u, metric).run(25, StopRecorder(None))
 
 
-@pytest.mark.parametrize(("ard", "dtype"), [(False, torch.float64), (True, torch.float32)])
+@pytest.mark.parametrize(("ard", "dtype"), [slow_case(False, torch.float64), (True, torch.float32)])
 def test_set_up_finds_the_exact_mode_and_curvature(ard, dtype, few_joint_rows):
     posterior = make_posterior(ard=ard)
     found = set_up_for(posterior, dtype=dtype)
@@ -239,7 +240,7 @@ def test_curvature_is_measured_with_a_point_left_out(generator):
 # ------------------------------------------------------------------------------- the start
 
 
-@pytest.mark.parametrize(("n", "n_neighbors", "most"), [(120, 40, 2.0), (70, 69, 0.1)])
+@pytest.mark.parametrize(("n", "n_neighbors", "most"), [slow_case(120, 40, 2.0), (70, 69, 0.1)])
 def test_find_start_is_near_the_mode_and_with_all_neighbors_there(
     few_joint_rows, monkeypatch, n, n_neighbors, most
 ):

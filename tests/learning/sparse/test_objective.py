@@ -25,6 +25,7 @@ from skgp.learning.sparse.search import fit_all_rows
 from skgp.likelihoods import Gaussian, StudentT
 from skgp.models.dlm import fit_sparse
 from skgp.optim.stopping import StopRecorder
+from tests.covering import covering
 from tests.reference import sparse as dense
 from tests.reference.sparse import LIKELIHOODS, problem_of, random_problem
 
@@ -295,8 +296,7 @@ def test_update_without_the_closed_form_finds_the_conjugate_posterior():
     torch.testing.assert_close(found.root, expected.root, rtol=0, atol=1e-3)
 
 
-@pytest.mark.parametrize("name", ["log_loss", "elbo"])
-@pytest.mark.parametrize("likelihood", ["gaussian", "student_t", "probit", "poisson"])
+@covering(likelihood=["gaussian", "student_t", "probit", "poisson"], name=["log_loss", "elbo"])
 def test_update_of_the_prior_by_all_rows_is_their_optimum(likelihood, name):
     problem, made, prior = stream_of(likelihood)
     objective = Objective(made, name=name, beta=0.7)

@@ -23,6 +23,7 @@ from skgp.learning.sparse import defaults
 from skgp.learning.sparse.objective import BestState, Objective, held_out_losses
 from skgp.learning.sparse.search import Blend, blended, choose_blend, fit_all_rows, fit_minibatch
 from skgp.likelihoods import Bernoulli, Gaussian
+from tests.covering import covering
 from tests.reference import sparse as dense
 from tests.reference.sparse import GAUSSIAN, LIKELIHOODS, random_problem
 from tests.same import assert_same
@@ -194,8 +195,7 @@ def test_minibatch_loss_averages_to_the_objective_over_all_subsets(weighted):
     assert float(torch.stack(losses).mean()) == pytest.approx(expected, rel=1e-12)
 
 
-@pytest.mark.parametrize("labels", [False, True])
-@pytest.mark.parametrize("name", ["log_loss", "elbo"])
+@covering(labels=[False, True], name=["log_loss", "elbo"])
 def test_fit_minibatch_lowers_the_objective(labels, name):
     data, state, objective = minibatch_problem(labels=labels)
     objective = replace(objective, name=name)
