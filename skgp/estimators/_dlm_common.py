@@ -11,6 +11,7 @@ from sklearn.gaussian_process.kernels import Kernel
 
 from skgp.data import Data
 from skgp.estimators._base import Backend, arrays
+from skgp.estimators._input_units import InputUnits
 from skgp.estimators._parameters import Auto, Interval, Option, StrOptions, options
 from skgp.estimators._reduction import (
     INITIALISERS,
@@ -205,12 +206,20 @@ class SparseGPMixin(WarpedInputs):
         """Whether scales of the kernel follow labels left out."""
         return False
 
+    def _in_units(self, data: Data) -> tuple[InputUnits | None, Data]:
+        """The observations in units that suit default kernels; a kernel given has its own."""
+        if self.kernel is not None:
+            return None, data
+        units = InputUnits.of(data, self._kernels(data))
+        return units, units.data(data)
+
     def _fit_sparse(
         self,
         kernels: list[Kernel],
         data: Data,
         objective: Objective,
         offset: np.ndarray,
+        units: InputUnits | None,  # of the data; None of those as given
         backend: Backend,
         callback: Callable[[int, dict], bool],
         *,
@@ -241,13 +250,13 @@ class SparseGPMixin(WarpedInputs):
             backend.tensor(offset),
             backend.generator(),
             StopRecorder(callback),
-            self._warm_state(len(data), backend),
+            self._warm_state(len(data), units, backend),
         )
         if self.beta == "auto" and self.objective != "fitc" and len(data) > 1:
             fit, self.beta_path_ = fit_beta_path(problem)
         else:
             fit, self.beta_path_ = fit_sparse(problem), {}
-        self._keep(fit)
+        self._keep(fit, units)
         if self.n_inducing != "auto" and self.n_inducing_ < self.n_inducing:
             warn_of_few_rows(self.n_inducing, len(distinct_rows(arrays(data)[0])))
         return fit
@@ -264,18 +273,22 @@ class SparseGPMixin(WarpedInputs):
             *(tensor.to(backend.device, backend.dtype) for tensor in tensors),
         )
 
-    def _warm_state(self, n_rows: int, backend: Backend) -> SparseState | None:
+    def _warm_state(
+        self, n_rows: int, units: InputUnits | None, backend: Backend
+    ) -> SparseState | None:
         """Where the last fit ended, if this one goes on from there with as many points."""
         if not (self._goes_on and self._asked_inducing == self.n_inducing):
             return None
         state = self._state(backend)
+        state = state if units is None else units.state(state)
         # Points of an exact fit are too many for a sparse one.
         sparse = self.n_inducing == "auto" and n_rows > defaults.EXACT_ROWS
         return None if sparse and len(state.Z) > max(defaults.AUTO_SIZES) else state
 
-    def _keep(self, fit: SparseFit) -> None:
+    def _keep(self, fit: SparseFit, units: InputUnits | None) -> None:
         """Copy what was learned to attributes."""
-        self._posterior = fit.posterior()
+        posterior = fit.posterior()
+        self._posterior = posterior if units is None else units.posterior(posterior)
         self._likelihood_parameters = fit.state.likelihood.cpu().double().numpy()
         self._asked_inducing = self.n_inducing
         self._minimised = fit.objective.name

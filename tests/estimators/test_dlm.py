@@ -189,6 +189,38 @@ def test_a_stream_of_counts_in_order_takes_points_where_it_has_come_to(count_dat
     assert np.abs(model.predict(X) - expected).mean() < 0.2 * expected.std()
 
 
+def columns(n=160, d=3):
+    """Rows of which many more than n_inducing=15 are needed, and some beyond."""
+    rng = np.random.default_rng(0)
+    X = rng.standard_normal((n + 50, d))
+    return X[:n], np.sin(X[:, 0] * X[:, 1]) + 0.3 * X[:, 2] + 0.1 * rng.standard_normal(n + 50), X
+
+
+@pytest.mark.parametrize(
+    "params",
+    [{}, {"likelihood": "student_t"}, {"warp_inputs": True}, {"warm_start": True}],
+)
+def test_units_change_no_bit_that_a_search_could_amplify(params):
+    X, y, X_all = columns()
+    units, shift, of_y = np.array([1000.0, 0.3048, 1 / 7]), np.array([0.0, 40.0, 0.0]), 2.54
+
+    def fit(scale, shift, of_y):
+        model = DLMGPRegressor(**{**QUICK, "max_iter": 60, **params})
+        for _ in range(1 + model.warm_start):
+            model.fit(scale * X + shift, of_y * y[: len(X)])
+        return model, *model.predict(scale * X_all + shift, return_std=True)
+
+    one, mean, std = fit(1.0, 0.0, 1.0)
+    other, scaled_mean, scaled_std = fit(units, shift, of_y)
+    np.testing.assert_allclose(scaled_mean / of_y, mean, atol=1e-9)
+    np.testing.assert_allclose(scaled_std / of_y, std, rtol=1e-9)
+    if not params:  # attributes are in the units of X
+        length = [model.kernel_.k1.k2.length_scale for model in (one, other)]
+        np.testing.assert_allclose(length[1], units * length[0], rtol=1e-9)
+        points = units * one.inducing_points_ + shift
+        np.testing.assert_allclose(other.inducing_points_, points, atol=1e-9)
+
+
 def test_many_points_are_sparse(monkeypatch):
     monkeypatch.setattr(defaults, "EXACT_ROWS", 100)
     monkeypatch.setattr(defaults, "AUTO_INDUCING", 12)
