@@ -1,5 +1,6 @@
 """What `DLMGPRegressor` and `DLMGPClassifier` share: parameters, inducing points, the fit."""
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from numbers import Integral, Real
@@ -114,6 +115,7 @@ class SparseGPMixin(WarpedInputs):
     batch_size: int | None
     early_stopping: bool | Auto
     validation_fraction: float
+    _n_rows: int  # seen so far, equal ones of a call merged
 
     _dlm_constraints: dict[str, list[Any]] = {
         **WarpedInputs._warp_constraints,
@@ -257,6 +259,7 @@ class SparseGPMixin(WarpedInputs):
         else:
             fit, self.beta_path_ = fit_sparse(problem), {}
         self._keep(fit, units)
+        self._n_rows = len(data)
         if self.n_inducing != "auto" and self.n_inducing_ < self.n_inducing:
             warn_of_few_rows(self.n_inducing, len(distinct_rows(arrays(data)[0])))
         return fit
@@ -304,6 +307,10 @@ class SparseGPMixin(WarpedInputs):
         """Change the posterior by rows beyond those of the last call."""
         state = self._state(backend)
         room = self._most_inducing(objective) - len(state.Z)
+        self._n_rows += len(data)
+        # As if as many rows again were to come: of 2000 rows in the order of a column, ten batches,
+        # the first to come took all, and the NLPD all over was .1 to .4 nats more.
+        room = math.ceil(max(room, 0) * len(data) / self._n_rows)
         state = update(
             state.with_novel(data.X, room, backend.generator()),
             data,

@@ -179,6 +179,17 @@ def test_a_stream_in_order_takes_points_where_it_has_come_to():
     assert few.n_inducing_ == 50  # as many as were asked for
 
 
+@pytest.mark.filterwarnings("ignore:n_inducing=60 is more than the 40 distinct rows")
+def test_the_first_batches_of_a_stream_leave_inducing_points_to_the_others():
+    X, y = wave(240, noise=0.1)
+    model = DLMGPRegressor(1.0 * RBF(0.05) + WhiteKernel(0.01), optimizer=None, n_inducing=60)
+    sizes = []
+    for rows in np.array_split(np.argsort(X[:, 0]), 6):
+        model.partial_fit(X[rows], y[rows])
+        sizes.append(model.n_inducing_)
+    assert (np.diff(sizes) > 0).all() and sizes[-1] <= 60
+
+
 def test_a_stream_of_counts_in_order_takes_points_where_it_has_come_to(count_data):
     X, y = count_data
     order = np.argsort(X[:, 0])
