@@ -12,13 +12,15 @@ from skgp.estimators._base_classifier import StreamingGPClassifier
 from skgp.estimators._base_regressor import LikelihoodGPRegressor, StreamingGPRegressor
 from skgp.estimators._dlm_common import SparseGPMixin
 from skgp.estimators._fitting import FitSession
+from skgp.estimators._input_units import InputUnits, on_grid
 from skgp.estimators._parameters import StrOptions, keep_parameters
 from skgp.estimators._varying_noise import VaryingNoise
 from skgp.kernels.expression import split_noise
 from skgp.learning.calibration import FEW_ROWS_COUPLING, best_calibration, left_out_moments
 from skgp.learning.defaults import FEW_ROWS
 from skgp.learning.sparse import defaults
-from skgp.learning.sparse.objective import STOCHASTIC_GRADIENTS, Objective
+from skgp.learning.sparse.objective import STOCHASTIC_GRADIENTS
+from skgp.models.dlm import SparseFit
 
 
 class DLMGPRegressor(SparseGPMixin, VaryingNoise, LikelihoodGPRegressor, StreamingGPRegressor):
@@ -179,14 +181,15 @@ class DLMGPRegressor(SparseGPMixin, VaryingNoise, LikelihoodGPRegressor, Streami
     def _learn(
         self, data: Data, session: FitSession, backend: Backend, *, stream: bool = False
     ) -> None:
+        units, data = self._in_units(data)
         kernels, noises = zip(*map(split_noise, self._kernels(data)), strict=True)
         white = None if self._own_likelihood is not None else noises[0]
         data = self._distinct(data, backend)
         objective = self._objective(self._make_likelihood(white))
         exact = self._is_exact(data, objective)
         with session.stage("solve") as callback:
-            offset = self._offset(data)
-            self._fit_sparse(list(kernels), data, objective, offset, backend, callback, exact=exact)
+            told = self._offset(data), units, backend, callback
+            self._fit_sparse(list(kernels), data, objective, *told, exact=exact)
         self._describe(self._posterior.kernel, to_tensor(self._likelihood_parameters), white)
         self._warn_at_bounds()
 
@@ -201,6 +204,11 @@ class DLMGPRegressor(SparseGPMixin, VaryingNoise, LikelihoodGPRegressor, Streami
                 f"gradient={self.gradient!r} does not take exposure; use gradient='auto'."
             )
         return super()._training_offset(exposure, n_rows, sample_weight)
+
+    def _in_units(self, data: Data) -> tuple[InputUnits | None, Data]:
+        units, data = super()._in_units(data)
+        standardised = self.normalize_y and self._is_additive
+        return units, replace(data, y=on_grid(data.y)) if standardised else data
 
     def _distinct(self, data: Data, backend: Backend) -> Data:
         """Observations of equal inputs, targets and exposures merged, for the fit."""
@@ -350,14 +358,15 @@ class DLMGPClassifier(SparseGPMixin, StreamingGPClassifier):
     def _learn(
         self, data: Data, session: FitSession, backend: Backend, *, stream: bool = False
     ) -> None:
+        units, data = self._in_units(data)
         kernels = self._kernels(data)
         # Of a stream with a row of each kind more: a late class must not have an infinite one.
         self._set_link(data, cautious=stream)
         data = self._distinct(data, backend)
         with session.stage("solve") as callback:
             objective = self._objective(self._likelihood)
-            fit = self._fit_sparse(kernels, data, objective, self.offset_, backend, callback)
-        self.moderation_, self.coupling_ = self._calibrate(data, fit.objective, backend)
+            fit = self._fit_sparse(kernels, data, objective, self.offset_, units, backend, callback)
+        self.moderation_, self.coupling_ = self._calibrate(data, fit, backend)
         self.kernel_ = self._posterior.kernel
         self._warn_at_bounds()
 
@@ -365,7 +374,7 @@ class DLMGPClassifier(SparseGPMixin, StreamingGPClassifier):
         objective = self._objective(self._likelihood, learn=False)
         self._add_rows(self._distinct(data, backend), objective, backend)
 
-    def _calibrate(self, data: Data, objective: Objective, backend: Backend) -> tuple[float, float]:
+    def _calibrate(self, data: Data, fit: SparseFit, backend: Backend) -> tuple[float, float]:
         """Moderation and coupling of one-vs-rest probabilities, by leave-one-out predictions.
 
         Of two classes the loss itself averages over f with its whole variance.
@@ -374,9 +383,10 @@ class DLMGPClassifier(SparseGPMixin, StreamingGPClassifier):
             return 1.0, 0.0
         if len(data) < FEW_ROWS:
             return 1.0, FEW_ROWS_COUPLING
-        n_rows = int(defaults.LEFT_OUT_NUMBERS / self._posterior.whitened_mean.numel())
+        posterior = fit.posterior()
+        n_rows = int(defaults.LEFT_OUT_NUMBERS / posterior.whitened_mean.numel())
         data = data.some(max(FEW_ROWS, n_rows), backend.generator())
-        moments = left_out_moments(self._posterior, data, objective, self._likelihood)
+        moments = left_out_moments(posterior, data, fit.objective, self._likelihood)
         return best_calibration(self._likelihood, data.y.cpu(), *moments, data.weight)
 
     def _class_balance(self, data: Data) -> float:

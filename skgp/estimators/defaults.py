@@ -242,3 +242,9 @@ VECCHIA_LABELS = 2_000
 #: Columns up to which the order is maximin: 1.5 s for 100,000 rows of 2 columns, 27 s of 8, where
 #: it takes 5% off the KL divergence in place of a third (tests/benchmarks/bench_vecchia.py).
 VECCHIA_MAXIMIN_COLUMNS = 4
+
+# -- Units of the inputs
+
+#: Inputs are whole multiples of 2^-30 of their columns' scales. Rounding of 1e-16 moves one of some
+#: 1e6 of them to the next; predictions move by less than 1e-7 of their standard deviations.
+GRID_BITS = 30

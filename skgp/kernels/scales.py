@@ -121,6 +121,27 @@ def length_scales(kernel: Kernel, X: Tensor) -> Tensor:
         return torch.where(ignored, 1e6 * scale[~ignored].max(), scale)
 
 
+def in_units(kernel: Kernel, unit: np.ndarray) -> Kernel:
+    """The stationary expression for inputs divided by `unit` (d,), bounds included.
+
+    Units are equal where a length scale is a number.
+
+    Examples
+    --------
+    >>> in_units(2.0 * RBF([1.0, 30.0]), np.array([2.0, 10.0]))
+    1.41**2 * RBF(length_scale=[0.5, 3])
+    """
+    parameters, changed = kernel.get_params(), {}
+    for name, value in parameters.items():
+        part = name.split("__")[-1]
+        if part in ("length_scale", "length_scale_bounds") and not isinstance(value, str):
+            length = parameters[name.removesuffix("_bounds")]
+            each = unit if np.ndim(length) else float(unit[0])
+            of_bounds = np.ndim(length) and part != "length_scale"
+            changed[name] = value / (unit[:, None] if of_bounds else each)
+    return kernel.clone_with_theta(kernel.theta).set_params(**changed)
+
+
 def length_scale_places(kernel: Kernel) -> np.ndarray:
     """Which elements of theta are length scales, shape (n_theta,), bool."""
     is_length = [hyper.name.split("__")[-1] == "length_scale" for _, hyper in free_of(kernel)]

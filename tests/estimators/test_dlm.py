@@ -180,6 +180,17 @@ def test_a_stream_in_order_takes_points_where_it_has_come_to():
     assert few.n_inducing_ == 50  # as many as were asked for
 
 
+@pytest.mark.filterwarnings("ignore:n_inducing=60 is more than the 40 distinct rows")
+def test_the_first_batches_of_a_stream_leave_inducing_points_to_the_others():
+    X, y = wave(240, noise=0.1)
+    model = DLMGPRegressor(1.0 * RBF(0.05) + WhiteKernel(0.01), optimizer=None, n_inducing=60)
+    sizes = []
+    for rows in np.array_split(np.argsort(X[:, 0]), 6):
+        model.partial_fit(X[rows], y[rows])
+        sizes.append(model.n_inducing_)
+    assert (np.diff(sizes) > 0).all() and sizes[-1] <= 60
+
+
 def test_a_stream_of_counts_in_order_takes_points_where_it_has_come_to(count_data):
     X, y = count_data
     order = np.argsort(X[:, 0])
@@ -188,6 +199,38 @@ def test_a_stream_of_counts_in_order_takes_points_where_it_has_come_to(count_dat
         model.partial_fit(X[rows], y[rows])
     expected = whole.fit(X, y).predict(X)
     assert np.abs(model.predict(X) - expected).mean() < 0.2 * expected.std()
+
+
+def columns(n=160, d=3):
+    """Rows of which many more than n_inducing=15 are needed, and some beyond."""
+    rng = np.random.default_rng(0)
+    X = rng.standard_normal((n + 50, d))
+    return X[:n], np.sin(X[:, 0] * X[:, 1]) + 0.3 * X[:, 2] + 0.1 * rng.standard_normal(n + 50), X
+
+
+@pytest.mark.parametrize(
+    "params",
+    [{}, {"likelihood": "student_t"}, {"warp_inputs": True}, {"warm_start": True}],
+)
+def test_units_change_no_bit_that_a_search_could_amplify(params):
+    X, y, X_all = columns()
+    units, shift, of_y = np.array([1000.0, 0.3048, 1 / 7]), np.array([0.0, 40.0, 0.0]), 2.54
+
+    def fit(scale, shift, of_y):
+        model = DLMGPRegressor(**{**QUICK, "max_iter": 60, **params})
+        for _ in range(1 + model.warm_start):
+            model.fit(scale * X + shift, of_y * y[: len(X)])
+        return model, *model.predict(scale * X_all + shift, return_std=True)
+
+    one, mean, std = fit(1.0, 0.0, 1.0)
+    other, scaled_mean, scaled_std = fit(units, shift, of_y)
+    np.testing.assert_allclose(scaled_mean / of_y, mean, atol=1e-9)
+    np.testing.assert_allclose(scaled_std / of_y, std, rtol=1e-9)
+    if not params:  # attributes are in the units of X
+        length = [model.kernel_.k1.k2.length_scale for model in (one, other)]
+        np.testing.assert_allclose(length[1], units * length[0], rtol=1e-9)
+        points = units * one.inducing_points_ + shift
+        np.testing.assert_allclose(other.inducing_points_, points, atol=1e-9)
 
 
 def test_many_points_are_sparse(monkeypatch):

@@ -55,6 +55,15 @@ def digits():
     return model, X[400:1400], y[400:1400]
 
 
+@pytest.mark.parametrize("d", [3, 12])  # beyond ten columns some kernels have one length scale
+def test_units_change_no_bit_that_a_search_could_amplify(d):
+    X, y = make_classification(200, d, n_informative=3, n_redundant=0, n_classes=3, random_state=0)
+    factor = 0.3048 if d > 10 else np.array([1000.0, 0.3048, 1 / 7])
+    fits = [DLMGPClassifier(**QUICK).fit(X * unit, y) for unit in (1.0, factor)]
+    proba = [model.predict_proba(X * unit) for model, unit in zip(fits, (1.0, factor), strict=True)]
+    np.testing.assert_allclose(*proba, atol=1e-9)
+
+
 # ---- several classes ---------------------------------------------------------------------------
 
 

@@ -1,0 +1,72 @@
+r"""Inputs and targets as numbers that do not depend on their units.
+
+A search that does not converge amplifies rounding, and a choice by a few held-out observations can
+make a jump of it. What is searched with is therefore
+
+.. math:: u = g \operatorname{round}\big((x - c) / (s g)\big)
+
+with c the median of a column, s its robust standard deviation and :math:`g = 2^{-30}`: in other
+units of x the rounding of :math:`x - c` differs, and u, but for rare numbers between two steps of
+g, does not. Length scales and inducing points found go back to the units of x, and predict there.
+Standardised targets go to the grid likewise (`on_grid`).
+"""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from sklearn.gaussian_process.kernels import Kernel
+
+from skgp.data import Data
+from skgp.estimators import defaults
+from skgp.estimators._base import arrays, to_tensor
+from skgp.inference.sparse import SparsePosterior, SparseState
+from skgp.kernels.scales import capped_weights, in_units, robust_std
+
+
+@dataclass(frozen=True)
+class InputUnits:
+    """Units of the columns, one for all where a kernel has one length scale for them."""
+
+    origin: np.ndarray  # c (d,)
+    unit: np.ndarray  # s (d,)
+    coarse: np.ndarray  # steps of the grid (d,), in these units, over 2^-30: powers of two
+
+    @classmethod
+    def of(cls, data: Data, kernels: list[Kernel]) -> "InputUnits":
+        """Units of observations, for kernels scaled to their columns."""
+        X, weight = arrays(data)
+        origin, spread = np.median(X, axis=0), robust_std(X, capped_weights(weight))
+        # Rounding leaves a constant column a spread of about eps times its value.
+        spread = np.where(spread > 1e-12 * np.abs(origin), spread, 1.0)
+        unit = spread
+        if any(np.size(scale) < X.shape[1] for kernel in kernels for scale in _scales(kernel)):
+            unit = np.full(X.shape[1], np.linalg.norm(spread))
+        # A power of two, which units do not change either.
+        return cls(origin, unit, np.exp2(np.rint(np.log2(spread / unit))))
+
+    def data(self, data: Data) -> Data:
+        """The observations, their inputs in these units and on the grid."""
+        U = (arrays(data)[0] - self.origin) / self.unit
+        return replace(data, X=to_tensor(on_grid(U / self.coarse) * self.coarse))
+
+    def state(self, state: SparseState) -> SparseState:
+        """A state in the units of x, in these."""
+        origin, unit = (state.Z.new_tensor(each) for each in (self.origin, self.unit))
+        return replace(state, kernel=in_units(state.kernel, self.unit), Z=(state.Z - origin) / unit)
+
+    def posterior(self, posterior: SparsePosterior) -> SparsePosterior:
+        """What was found in these units, in those of x."""
+        origin, unit = (posterior.Z.new_tensor(each) for each in (self.origin, self.unit))
+        return posterior.moved(
+            in_units(posterior.kernel, 1 / self.unit), origin + posterior.Z * unit
+        )
+
+
+def on_grid(values: Any) -> Any:
+    """Numbers of the order of 1, array or tensor, as whole multiples of 2^-30."""
+    return (values * 2.0**defaults.GRID_BITS).round() / 2.0**defaults.GRID_BITS
+
+
+def _scales(kernel: Kernel) -> list[Any]:
+    return [v for k, v in kernel.get_params().items() if k.split("__")[-1] == "length_scale"]
