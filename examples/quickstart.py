@@ -122,8 +122,10 @@ def read_rows(path: Path) -> tuple[list[str], list[list[str]], str]:
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
             lines = file.readlines()
-    except (OSError, UnicodeDecodeError) as error:
-        sys.exit(f"{path}: not readable as UTF-8 text ({error}); give another file")
+    except OSError as error:
+        sys.exit(f"{path}: {error.strerror}; give another file")
+    except UnicodeDecodeError as error:
+        sys.exit(f"{path}: not readable as UTF-8 text ({error}); save it as UTF-8")
     if len(lines) < 1 + MIN_ROWS:
         sys.exit(
             f"{path}: a line of column names and at least {MIN_ROWS} rows of values are needed, "

@@ -51,6 +51,7 @@ for axis, (name, model) in zip(axes.ravel(), models.items(), strict=False):
     axis.set_title(name, fontsize="medium")
     print(f"{name:<26} RMSE of f {error:.3f}, {seconds:.2f} s, {model.kernel_}")
 axes[0, 0].set_ylim(-3, 3)
+figure.supxlabel("x"), figure.supylabel("y")
 axes[-1, -1].axis("off")
 axes[-1, -1].legend(*axes[0, 0].get_legend_handles_labels(), loc="center")
 plt.show()

@@ -48,7 +48,7 @@ for axis, model, shown, title in (
     axis.plot(x[:, 0], mean, color="C0", label="mean of f, and two standard deviations")
     axis.plot(x[:, 0], np.sin(x[:, 0] ** 1.5), "k:", lw=1, label="f")
     axis.set_title(title, fontsize="medium")
-    axis.set_ylim(-2, 2)
+    axis.set(ylim=(-2, 2), ylabel="y")
 axes[0].legend(fontsize="small", ncols=3, loc="lower left")
 axes[1].set_xlabel("x")
 plt.show()

@@ -41,7 +41,7 @@ for axis, n in ((axes[1], 100_000), (axes[2], 2000)):
     mean, std = model.predict(grid, return_std=True)
     predicted = time.perf_counter()
     error = np.sqrt(np.mean((mean - f(grid)) ** 2))
-    axis.imshow(mean.reshape(100, 100), origin="lower", vmin=-2.5, vmax=2.5)
+    image = axis.imshow(mean.reshape(100, 100), origin="lower", vmin=-2.5, vmax=2.5)
     axis.set_title(f"{n} observations, {model.method_}: RMSE of f {error:.2f}", fontsize="medium")
     print(
         f"n = {n}, {model.method_}: RMSE of f {error:.3f}, fit {fitted - start:.0f} s, 10000 "
@@ -50,4 +50,5 @@ for axis, n in ((axes[1], 100_000), (axes[2], 2000)):
     print("   ", model.reason_)
 for axis in axes:
     axis.set(xticks=[], yticks=[])
+figure.colorbar(image, ax=axes, shrink=0.7, label="temperature")
 plt.show()

@@ -69,6 +69,7 @@ for axis, (name, model) in zip(axes.flat, models.items(), strict=True):
     axis.plot(x_grid, mean, lw=1, label="mean of f")
     points = model.inducing_points_[:, 0]
     axis.plot(points, np.full_like(points, -3.3), "|", color="C3", ms=6, label="inducing points")
-    axis.set_title(name)
+    axis.set(title=name, xlabel="x", ylabel="y")
+    axis.label_outer()
 axes[0, 0].legend(loc="upper right", fontsize=8)
 plt.show()

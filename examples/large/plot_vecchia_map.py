@@ -59,8 +59,8 @@ for axis, (title, values) in zip(axes, panels.items(), strict=True):
     axis.set(title=title, xticks=[], yticks=[])
     for x1, x2, radius in clouds:
         axis.add_patch(plt.Circle((x1, x2), radius, fill=False, color="w", lw=0.8))
-    if title == "standard deviation":
-        figure.colorbar(image, ax=axis, shrink=0.7)
+    if title in ("standard deviation", "a draw"):
+        figure.colorbar(image, ax=axis, shrink=0.7)  # one for f, the mean and the draw
 
 # %%
 # Under the clouds, where nothing was measured, f is missed by several times as much, and the

@@ -3,9 +3,9 @@ Noise that varies
 =================
 
 An instrument is precise at rest and less so the faster it turns. One variance of noise for all
-speeds makes the intervals too wide at rest and too narrow at speed. Without a kernel of one's own
-the regressors ask the errors of a process of constant variance whether that of the noise, and that
-of the function with it, depends on the columns, and learn how.
+speeds makes the intervals too wide at rest and too narrow at speed. With ``kernel=None`` the
+regressors learn how the variances of noise and function depend on the columns, and use it where
+held-out observations are predicted better.
 """
 
 import matplotlib.pyplot as plt
@@ -48,8 +48,8 @@ learned = np.sqrt(model.predict_noise_variance([[1.0], [5.0], [9.0]]))
 print(learned.round(3), (0.03 * np.exp(0.3 * np.array([1.0, 5.0, 9.0]))).round(3))
 
 # %%
-# A function that is flat here and rough there: its own uncertainty between observations varies as
-# the errors do. Beyond all observations, of which errors tell nothing, it goes back to that of all.
+# A function that is flat here and rough there: the uncertainty of f varies, too. Away from all
+# observations it returns to that of constant variance.
 grid = np.linspace(5, 10, 2001)
 walk = np.cumsum(0.05 * rng.standard_normal(2001))
 place = rng.uniform(0, 10, (450, 1))

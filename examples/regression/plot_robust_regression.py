@@ -51,7 +51,8 @@ for axis, (name, model) in zip(axes, models.items(), strict=True):
     axis.plot(X_grid, truth, "k--", lw=1, label="sinc")
     axis.plot(X[~wrong], y[~wrong], "k.", ms=3)
     axis.plot(X[wrong], y[wrong], "rx", ms=5, label="wrong targets")
-    axis.set(title=f"likelihood={name!r}", xlabel="x")
+    axis.set(title=f"likelihood={name!r}", xlabel="x", ylabel="y")
+    axis.label_outer()
 axes[0].legend(loc="upper left", fontsize=8)
 
 # %%

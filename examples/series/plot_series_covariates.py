@@ -63,6 +63,7 @@ axis.fill_between(when[shown], mean - 1.96 * std, mean + 1.96 * std, color="C0",
 axis.plot(when[shown], mean, color="C0", label="mean and 95%")
 axis.plot(when[shown], observed[shown], ".", color="black", ms=2, label="observed")
 axis.plot(when[future], y[future], ".", color="C3", ms=2, label="what came")
+axis.set_ylabel("load")
 axis.legend(ncols=3)
 
 # %%
@@ -79,10 +80,11 @@ for axis, (name, values) in zip(axes, truth.items(), strict=True):
     expected = (np.asarray(values) - np.mean(values) + parts[name].mean())[rows]
     place = np.asarray(place)[rows]
     axis.fill_between(place, part - spread, part + spread, color="C0", alpha=0.25)
-    axis.plot(place, part, color="C0")
-    axis.plot(place, expected, color="C3", ls="--")
-    axis.set(title=name, xlabel="days" if by_time else name)
+    axis.plot(place, part, color="C0", label="mean and 95%")
+    axis.plot(place, expected, color="C3", ls="--", label="truth")
+    axis.set(title=name, xlabel="days" if by_time else name, ylabel="load")
     print(f"{name}: correlation with the truth {np.corrcoef(parts[name], values)[0, 1]:.3f}")
+axes[0].legend(fontsize="small")
 
 # %%
 # One step ahead, from the past alone: standardised residuals of a model that holds are white and

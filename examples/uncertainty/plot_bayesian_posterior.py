@@ -53,7 +53,7 @@ for u in model.posterior_samples_[chosen]:
     kernel = model.kernel_.clone_with_theta(u)
     one = BayesianGPRegressor(kernel, optimizer=None).fit(x[:, None], y)
     axes[0].plot(grid, one.predict(grid), color="C0", alpha=0.5, linewidth=0.8)
-axes[0].set(title="means under twelve samples")
+axes[0].set(title="means under twelve samples", ylabel="y")
 for each, colour, name in ((model, "C0", "mixture"), (optimum, "C3", "optimum")):
     lower, upper = each.predict_interval(grid, coverage=0.95)
     axes[1].plot(grid, each.predict(grid), color=colour, label=f"{name}: mean and 95% of y")
@@ -62,5 +62,6 @@ for each, colour, name in ((model, "C0", "mixture"), (optimum, "C3", "optimum"))
 for axis in axes:
     axis.plot(grid, np.sin(grid), "k:", linewidth=1, label="without noise")
     axis.plot(x, y, "k.")
+    axis.set_xlabel("x")
 axes[1].legend(fontsize=8)
 plt.show()

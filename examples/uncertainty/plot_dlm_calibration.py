@@ -52,7 +52,10 @@ for axis, (objective, title) in zip(axes, titles.items(), strict=True):
     axis.plot(x_grid, function(x_grid), "k--", lw=1, label="function")
     axis.plot(X, y, "k.", ms=2)
     axis.plot(model.inducing_points_, np.full(model.n_inducing_, -2.1), "|", color="C3", ms=12)
-    axis.set(title=f"{title}: noise of std {model.noise_variance_**0.5:.2f}", xlabel="x")
+    axis.set(
+        title=f"{title}: noise of std {model.noise_variance_**0.5:.2f}", xlabel="x", ylabel="y"
+    )
+    axis.label_outer()
 axes[0].legend(loc="upper right", fontsize=8)
 
 # %%
