@@ -196,7 +196,7 @@ class DLMGPRegressor(SparseGPMixin, VaryingNoise, LikelihoodGPRegressor, Streami
     def _update(self, data: Data, backend: Backend) -> None:
         likelihood = self._make_likelihood(split_noise(self.kernel_)[1])
         objective = self._objective(likelihood, name=self._minimised, learn=False)
-        self._add_rows(self._distinct(data, backend), objective, backend)
+        self._add_rows(data, objective, backend)
 
     def _training_offset(self, exposure, n_rows, sample_weight):
         if exposure is not None and self.gradient in STOCHASTIC_GRADIENTS:
@@ -215,8 +215,11 @@ class DLMGPRegressor(SparseGPMixin, VaryingNoise, LikelihoodGPRegressor, Streami
         data = data.merged(any_likelihood=True).to(backend.device)
         return replace(data, y=data.y[:, None], scatter=None).to(backend.dtype)
 
+    def _moment_tensors(self, rows):
+        return super()._moment_tensors(rows - torch.as_tensor(self._origin, device=rows.device))
+
     def _latent_mean_and_covariance(self, X):
-        covariance, mean = self._evaluate("covariance mean", X)
+        covariance, mean = self._evaluate("covariance mean", self._inputs(X))
         return mean[:, 0], covariance[0]
 
 
@@ -371,8 +374,7 @@ class DLMGPClassifier(SparseGPMixin, StreamingGPClassifier):
         self._warn_at_bounds()
 
     def _update(self, data: Data, backend: Backend) -> None:
-        objective = self._objective(self._likelihood, learn=False)
-        self._add_rows(self._distinct(data, backend), objective, backend)
+        self._add_rows(data, self._objective(self._likelihood, learn=False), backend)
 
     def _calibrate(self, data: Data, fit: SparseFit, backend: Backend) -> tuple[float, float]:
         """Moderation and coupling of one-vs-rest probabilities, by leave-one-out predictions.

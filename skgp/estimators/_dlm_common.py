@@ -11,7 +11,7 @@ import torch
 from sklearn.gaussian_process.kernels import Kernel
 
 from skgp.data import Data
-from skgp.estimators._base import Backend, arrays
+from skgp.estimators._base import Backend, arrays, to_tensor
 from skgp.estimators._input_units import InputUnits
 from skgp.estimators._parameters import Auto, Interval, Option, StrOptions, options
 from skgp.estimators._reduction import (
@@ -116,6 +116,8 @@ class SparseGPMixin(WarpedInputs):
     early_stopping: bool | Auto
     validation_fraction: float
     _n_rows: int  # seen so far, equal ones of a call merged
+    #: What the posterior sees are inputs less this.
+    _origin: Any = 0.0
 
     _dlm_constraints: dict[str, list[Any]] = {
         **WarpedInputs._warp_constraints,
@@ -215,6 +217,9 @@ class SparseGPMixin(WarpedInputs):
         units = InputUnits.of(data, self._kernels(data))
         return units, units.data(data)
 
+    def _inputs(self, X: np.ndarray) -> np.ndarray:
+        return X - self._origin
+
     def _fit_sparse(
         self,
         kernels: list[Kernel],
@@ -283,7 +288,7 @@ class SparseGPMixin(WarpedInputs):
         if not (self._goes_on and self._asked_inducing == self.n_inducing):
             return None
         state = self._state(backend)
-        state = state if units is None else units.state(state)
+        state = state if units is None else units.state(state, self._origin)
         # Points of an exact fit are too many for a sparse one.
         sparse = self.n_inducing == "auto" and n_rows > defaults.EXACT_ROWS
         return None if sparse and len(state.Z) > max(defaults.AUTO_SIZES) else state
@@ -292,6 +297,7 @@ class SparseGPMixin(WarpedInputs):
         """Copy what was learned to attributes."""
         posterior = fit.posterior()
         self._posterior = posterior if units is None else units.posterior(posterior)
+        self._origin = 0.0 if units is None else units.origin
         self._likelihood_parameters = fit.state.likelihood.cpu().double().numpy()
         self._asked_inducing = self.n_inducing
         self._minimised = fit.objective.name
@@ -305,6 +311,7 @@ class SparseGPMixin(WarpedInputs):
 
     def _add_rows(self, data: Data, objective: Objective, backend: Backend) -> None:
         """Change the posterior by rows beyond those of the last call."""
+        data = self._distinct(replace(data, X=to_tensor(self._inputs(arrays(data)[0]))), backend)
         state = self._state(backend)
         room = self._most_inducing(objective) - len(state.Z)
         self._n_rows += len(data)
@@ -328,7 +335,7 @@ class SparseGPMixin(WarpedInputs):
         return max(defaults.AUTO_SIZES) if objective.has_closed_form else defaults.AUTO_INDUCING
 
     def _keep_points(self) -> None:
-        self.inducing_points_ = self._posterior.Z.cpu().numpy()
+        self.inducing_points_ = self._origin + self._posterior.Z.cpu().numpy()
         self.n_inducing_ = len(self.inducing_points_)
 
     def _bytes_per_row(self) -> int:
