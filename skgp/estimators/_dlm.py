@@ -19,8 +19,7 @@ from skgp.kernels.expression import split_noise
 from skgp.learning.calibration import FEW_ROWS_COUPLING, best_calibration, left_out_moments
 from skgp.learning.defaults import FEW_ROWS
 from skgp.learning.sparse import defaults
-from skgp.learning.sparse.objective import STOCHASTIC_GRADIENTS
-from skgp.models.dlm import SparseFit
+from skgp.learning.sparse.objective import STOCHASTIC_GRADIENTS, Objective
 
 
 class DLMGPRegressor(SparseGPMixin, VaryingNoise, LikelihoodGPRegressor, StreamingGPRegressor):
@@ -188,15 +187,15 @@ class DLMGPRegressor(SparseGPMixin, VaryingNoise, LikelihoodGPRegressor, Streami
         objective = self._objective(self._make_likelihood(white))
         exact = self._is_exact(data, objective)
         with session.stage("solve") as callback:
-            told = self._offset(data), units, backend, callback
-            self._fit_sparse(list(kernels), data, objective, *told, exact=exact)
-        self._describe(self._posterior.kernel, to_tensor(self._likelihood_parameters), white)
+            told = data, objective, self._offset(data), units, backend, callback
+            self._fit_sparse(list(kernels), *told, exact=exact)
+        self._describe(self._found_kernel, to_tensor(self._likelihood_parameters), white)
         self._warn_at_bounds()
 
     def _update(self, data: Data, backend: Backend) -> None:
         likelihood = self._make_likelihood(split_noise(self.kernel_)[1])
         objective = self._objective(likelihood, name=self._minimised, learn=False)
-        self._add_rows(self._distinct(data, backend), objective, backend)
+        self._add_rows(data, objective, backend)
 
     def _training_offset(self, exposure, n_rows, sample_weight):
         if exposure is not None and self.gradient in STOCHASTIC_GRADIENTS:
@@ -215,8 +214,11 @@ class DLMGPRegressor(SparseGPMixin, VaryingNoise, LikelihoodGPRegressor, Streami
         data = data.merged(any_likelihood=True).to(backend.device)
         return replace(data, y=data.y[:, None], scatter=None).to(backend.dtype)
 
+    def _moment_tensors(self, rows):
+        return super()._moment_tensors(self._inputs(rows))
+
     def _latent_mean_and_covariance(self, X):
-        covariance, mean = self._evaluate("covariance mean", X)
+        covariance, mean = self._evaluate("covariance mean", self._inputs(X))
         return mean[:, 0], covariance[0]
 
 
@@ -366,15 +368,14 @@ class DLMGPClassifier(SparseGPMixin, StreamingGPClassifier):
         with session.stage("solve") as callback:
             objective = self._objective(self._likelihood)
             fit = self._fit_sparse(kernels, data, objective, self.offset_, units, backend, callback)
-        self.moderation_, self.coupling_ = self._calibrate(data, fit, backend)
-        self.kernel_ = self._posterior.kernel
+        self.moderation_, self.coupling_ = self._calibrate(data, fit.objective, backend)
+        self.kernel_ = self._found_kernel
         self._warn_at_bounds()
 
     def _update(self, data: Data, backend: Backend) -> None:
-        objective = self._objective(self._likelihood, learn=False)
-        self._add_rows(self._distinct(data, backend), objective, backend)
+        self._add_rows(data, self._objective(self._likelihood, learn=False), backend)
 
-    def _calibrate(self, data: Data, fit: SparseFit, backend: Backend) -> tuple[float, float]:
+    def _calibrate(self, data: Data, objective: Objective, backend: Backend) -> tuple[float, float]:
         """Moderation and coupling of one-vs-rest probabilities, by leave-one-out predictions.
 
         Of two classes the loss itself averages over f with its whole variance.
@@ -383,10 +384,9 @@ class DLMGPClassifier(SparseGPMixin, StreamingGPClassifier):
             return 1.0, 0.0
         if len(data) < FEW_ROWS:
             return 1.0, FEW_ROWS_COUPLING
-        posterior = fit.posterior()
-        n_rows = int(defaults.LEFT_OUT_NUMBERS / posterior.whitened_mean.numel())
+        n_rows = int(defaults.LEFT_OUT_NUMBERS / self._posterior.whitened_mean.numel())
         data = data.some(max(FEW_ROWS, n_rows), backend.generator())
-        moments = left_out_moments(posterior, data, fit.objective, self._likelihood)
+        moments = left_out_moments(self._posterior, data, objective, self._likelihood)
         return best_calibration(self._likelihood, data.y.cpu(), *moments, data.weight)
 
     def _class_balance(self, data: Data) -> float:

@@ -11,7 +11,7 @@ import torch
 from sklearn.gaussian_process.kernels import Kernel
 
 from skgp.data import Data
-from skgp.estimators._base import Backend, arrays
+from skgp.estimators._base import Backend, arrays, to_tensor
 from skgp.estimators._input_units import InputUnits
 from skgp.estimators._parameters import Auto, Interval, Option, StrOptions, options
 from skgp.estimators._reduction import (
@@ -116,6 +116,8 @@ class SparseGPMixin(WarpedInputs):
     early_stopping: bool | Auto
     validation_fraction: float
     _n_rows: int  # seen so far, equal ones of a call merged
+    #: Of the inputs that the posterior sees; None of those as given.
+    _units: InputUnits | None = None
 
     _dlm_constraints: dict[str, list[Any]] = {
         **WarpedInputs._warp_constraints,
@@ -215,6 +217,9 @@ class SparseGPMixin(WarpedInputs):
         units = InputUnits.of(data, self._kernels(data))
         return units, units.data(data)
 
+    def _inputs(self, X: Any) -> Any:
+        return X if self._units is None else self._units.inputs(X)
+
     def _fit_sparse(
         self,
         kernels: list[Kernel],
@@ -283,15 +288,15 @@ class SparseGPMixin(WarpedInputs):
         if not (self._goes_on and self._asked_inducing == self.n_inducing):
             return None
         state = self._state(backend)
-        state = state if units is None else units.state(state)
+        if units is not None and self._units is not None:
+            state = units.state(state, self._units)
         # Points of an exact fit are too many for a sparse one.
         sparse = self.n_inducing == "auto" and n_rows > defaults.EXACT_ROWS
         return None if sparse and len(state.Z) > max(defaults.AUTO_SIZES) else state
 
     def _keep(self, fit: SparseFit, units: InputUnits | None) -> None:
         """Copy what was learned to attributes."""
-        posterior = fit.posterior()
-        self._posterior = posterior if units is None else units.posterior(posterior)
+        self._posterior, self._units = fit.posterior(), units
         self._likelihood_parameters = fit.state.likelihood.cpu().double().numpy()
         self._asked_inducing = self.n_inducing
         self._minimised = fit.objective.name
@@ -305,6 +310,7 @@ class SparseGPMixin(WarpedInputs):
 
     def _add_rows(self, data: Data, objective: Objective, backend: Backend) -> None:
         """Change the posterior by rows beyond those of the last call."""
+        data = self._distinct(replace(data, X=to_tensor(self._inputs(arrays(data)[0]))), backend)
         state = self._state(backend)
         room = self._most_inducing(objective) - len(state.Z)
         self._n_rows += len(data)
@@ -328,8 +334,15 @@ class SparseGPMixin(WarpedInputs):
         return max(defaults.AUTO_SIZES) if objective.has_closed_form else defaults.AUTO_INDUCING
 
     def _keep_points(self) -> None:
-        self.inducing_points_ = self._posterior.Z.cpu().numpy()
+        Z, units = self._posterior.Z.cpu().numpy(), self._units
+        self.inducing_points_ = Z if units is None else units.origin + units.unit * Z
         self.n_inducing_ = len(self.inducing_points_)
+
+    @property
+    def _found_kernel(self) -> Kernel:
+        """That of the posterior, in the units of X."""
+        kernel = self._posterior.kernel
+        return kernel if self._units is None else self._units.kernel_of_x(kernel)
 
     def _bytes_per_row(self) -> int:
         M, c = self._posterior.n_inducing, self._posterior.n_latent

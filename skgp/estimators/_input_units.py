@@ -7,20 +7,22 @@ make a jump of it. What is searched with is therefore
 
 with c the median of a column, s its robust standard deviation and :math:`g = 2^{-30}`: in other
 units of x the rounding of :math:`x - c` differs, and u, but for rare numbers between two steps of
-g, does not. Length scales and inducing points found go back to the units of x, and predict there.
-Standardised targets go to the grid likewise (`on_grid`).
+g, does not. Predictions are in these units, too: where c is much larger than s, inducing points
+:math:`c + s u` would have fewer digits than the search. Standardised targets go to the grid
+likewise (`on_grid`).
 """
 
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+import torch
 from sklearn.gaussian_process.kernels import Kernel
 
 from skgp.data import Data
 from skgp.estimators import defaults
 from skgp.estimators._base import arrays, to_tensor
-from skgp.inference.sparse import SparsePosterior, SparseState
+from skgp.inference.sparse import SparseState
 from skgp.kernels.scales import capped_weights, in_units, robust_std
 
 
@@ -36,31 +38,37 @@ class InputUnits:
     def of(cls, data: Data, kernels: list[Kernel]) -> "InputUnits":
         """Units of observations, for kernels scaled to their columns."""
         X, weight = arrays(data)
-        origin, spread = np.median(X, axis=0), robust_std(X, capped_weights(weight))
-        # Rounding leaves a constant column a spread of about eps times its value.
-        spread = np.where(spread > 1e-12 * np.abs(origin), spread, 1.0)
+        middle, spread = np.median(X, axis=0), robust_std(X, capped_weights(weight))
+        # Rounding leaves a constant column a spread of about eps times its value, to be seen so
+        # by default kernels: less its median the column would be like others.
+        varies = spread > 1e-12 * np.abs(middle)
+        origin, spread = np.where(varies, middle, 0.0), np.where(varies, spread, 1.0)
         unit = spread
         if any(np.size(scale) < X.shape[1] for kernel in kernels for scale in _scales(kernel)):
-            unit = np.full(X.shape[1], np.linalg.norm(spread))
+            unit = np.full(X.shape[1], np.linalg.norm(spread[varies]) or 1.0)
         # A power of two, which units do not change either.
         return cls(origin, unit, np.exp2(np.rint(np.log2(spread / unit))))
 
+    def inputs(self, X: Any) -> Any:
+        """Rows of X (n, d), array or tensor, in these units."""
+        if not torch.is_tensor(X):
+            return (X - self.origin) / self.unit
+        return (X - X.new_tensor(self.origin)) / X.new_tensor(self.unit)
+
     def data(self, data: Data) -> Data:
         """The observations, their inputs in these units and on the grid."""
-        U = (arrays(data)[0] - self.origin) / self.unit
+        U = self.inputs(arrays(data)[0])
         return replace(data, X=to_tensor(on_grid(U / self.coarse) * self.coarse))
 
-    def state(self, state: SparseState) -> SparseState:
-        """A state in the units of x, in these."""
-        origin, unit = (state.Z.new_tensor(each) for each in (self.origin, self.unit))
-        return replace(state, kernel=in_units(state.kernel, self.unit), Z=(state.Z - origin) / unit)
+    def state(self, state: SparseState, old: "InputUnits") -> SparseState:
+        """A state in other units, in these."""
+        ratio, shift = self.unit / old.unit, (old.origin - self.origin) / self.unit
+        Z = state.Z / state.Z.new_tensor(ratio) + state.Z.new_tensor(shift)
+        return replace(state, kernel=in_units(state.kernel, ratio), Z=Z)
 
-    def posterior(self, posterior: SparsePosterior) -> SparsePosterior:
-        """What was found in these units, in those of x."""
-        origin, unit = (posterior.Z.new_tensor(each) for each in (self.origin, self.unit))
-        return posterior.moved(
-            in_units(posterior.kernel, 1 / self.unit), origin + posterior.Z * unit
-        )
+    def kernel_of_x(self, kernel: Kernel) -> Kernel:
+        """A kernel of rows in these units, as one of rows in those of x."""
+        return in_units(kernel, 1 / self.unit)
 
 
 def on_grid(values: Any) -> Any:

@@ -188,10 +188,6 @@ class SparsePosterior(TensorState):
         self.factor = inducing_factor(kernel, self.Z, jitter=jitter, noise=noise)
         self.weights = tri_solve(self.factor.mT, self.whitened_mean, upper=True)
 
-    def moved(self, kernel, Z: Tensor) -> "SparsePosterior":
-        """The same for inputs in other units, under which covariances are what they were."""
-        return self._copy(kernel=kernel, Z=Z)
-
     @property
     def n_inducing(self) -> int:
         """Number of inducing points M."""

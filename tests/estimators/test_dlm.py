@@ -233,6 +233,44 @@ def test_units_change_no_bit_that_a_search_could_amplify(params):
         np.testing.assert_allclose(other.inducing_points_, points, atol=1e-9)
 
 
+def test_offsets_far_beyond_the_spread_cost_a_smooth_function_no_digit():
+    X, y, X_all = columns(80, 3)
+    rows, new = (np.round(each * 2**10) / 2**10 for each in (X, X_all[-5:]))  # exact after 2^30
+    y = np.sin(rows[:, 0]) + 0.3 * rows[:, 1]
+
+    def found(offset):
+        model = DLMGPRegressor(random_state=0).fit(rows + offset, y)
+        covariance = model.predict(new + offset, return_cov=True)[1]
+        gradients = model.predict(
+            new + offset, return_mean_grad=True, return_std=True, return_std_grad=True
+        )
+        return covariance, model.inducing_points_ - offset, *gradients
+
+    for near, far in zip(found(0.0), found(2.0**30), strict=True):
+        np.testing.assert_allclose(far, near, rtol=1e-4, atol=1e-7)
+
+
+@pytest.mark.parametrize("warm", [False, True])
+def test_single_precision_goes_on_from_a_fit_far_from_zero(warm):
+    X, y = wave(160, noise=0.05)
+    X = X + 1e9
+    model = DLMGPRegressor(**{**QUICK, "dtype": "float32", "warm_start": warm}).fit(X[::2], y[::2])
+    before = model.score(X[1::2], y[1::2])
+    goes_on = model.fit if warm else model.partial_fit
+    assert goes_on(X[::4], y[::4]).score(X[1::2], y[1::2]) > before - 0.02
+
+
+def test_rounding_of_a_constant_column_is_not_taken_for_a_signal():
+    X, y = wave(60, noise=0.1)
+    rounding = np.spacing(1e9) * np.random.default_rng(0).integers(-3, 4, 60)
+    one, other = (
+        DLMGPRegressor(random_state=0).fit(np.column_stack([X, 1e9 + each]), y)
+        for each in (np.zeros(60), rounding)
+    )
+    new = np.column_stack([X + 0.01, np.full(60, 1e9)])
+    np.testing.assert_allclose(other.predict(new), one.predict(new), atol=1e-5)
+
+
 def test_many_points_are_sparse(monkeypatch):
     monkeypatch.setattr(defaults, "EXACT_ROWS", 100)
     monkeypatch.setattr(defaults, "AUTO_INDUCING", 12)
