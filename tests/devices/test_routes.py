@@ -78,9 +78,7 @@ def crossed(case):
         # systems that are solved on the host.
         latent = case.estimator.endswith("Classifier") or "likelihood" in options
         return (8, 5) if latent else (3, 1)
-    # Length scales of default kernels of DLM, found in other units, go there once.
-    in_units = case.estimator.startswith("DLM") and "kernel" not in options
-    return (2, 1) if in_units or options.get("solver") == "sgd" else (1, 1)
+    return (2, 1) if options.get("solver") == "sgd" else (1, 1)
 
 
 @pytest.mark.parametrize("case", [*CASES, *slow(SLOW)], ids=name)
