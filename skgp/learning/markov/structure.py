@@ -56,6 +56,7 @@ from skgp.learning.markov.waves import (
     Waves,
     cell_means,
     gains_of,
+    n_below_nyquist,
     n_harmonics,
     parabola,
     periodogram,
@@ -290,7 +291,7 @@ def propose_seasons(
             return
         frequency, orders = shown
         most = int(n_harmonics(np.array([frequency]), known)[0])
-        most = min(most, math.ceil(0.5 / (frequency * step)) - 1)
+        most = min(most, n_below_nyquist(frequency, step))
         orders = _with_hidden(t, rest, frequency, orders, most, behind)
         rest, variances = without_waves(t, rest, frequency, orders)
         if sum(variances) < floor:

@@ -214,8 +214,7 @@ def periodogram(
     span = t[-1]
     spacing, lowest = 1 / (defaults.OVERSAMPLED * span), defaults.LEAST_CYCLES / (span + step)
     if len(t) <= defaults.WAVE_ROWS:
-        # Below the Nyquist frequency, at which the sine is 0.
-        count = min(math.ceil(0.5 / step / spacing) - 1, 2 * defaults.OVERSAMPLED * len(t))
+        count = min(n_below_nyquist(spacing, step), 2 * defaults.OVERSAMPLED * len(t))
         frequencies = spacing * np.arange(1, count + 1)
         power = lomb(t, y - y.mean(), frequencies)
         waves = frequencies
@@ -233,6 +232,11 @@ def periodogram(
     if n_waves:
         gain[:n_waves] = np.maximum(gain[:n_waves], gains_of(*cell_means(t, y), waves, behind))
     return frequencies[shown], gain
+
+
+def n_below_nyquist(frequency: float, step: float) -> int:
+    """Multiples of a frequency below that of two steps, at which the sine is 0 but for rounding."""
+    return math.ceil(0.5 / (frequency * step) - math.sqrt(_ROUNDING)) - 1
 
 
 def cell_means(t: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -307,7 +311,7 @@ def stands_out(
     frequencies: np.ndarray, gain: np.ndarray, at: float, span: float, least: float
 ) -> bool:
     """Whether near a frequency, to the resolution, a gain is above the least."""
-    near = np.abs(frequencies - at) <= 0.5 / span
+    near = span * np.abs(frequencies - at) <= 0.5 + math.sqrt(_ROUNDING)  # of a grid of quarters
     return bool(near.any()) and float(gain[near].max()) > least
 
 
@@ -347,7 +351,8 @@ def without_waves(
 ) -> tuple[np.ndarray, list[float]]:
     """What harmonics leave of y, and the variance of each."""
     (design,) = _waves(t, np.array([frequency]), orders)
-    weights = np.linalg.lstsq(design, y, rcond=None)[0]
+    # At the Nyquist frequency the sine is 0 but for rounding, and no weight explains noise by it.
+    weights = np.linalg.lstsq(design, y, rcond=math.sqrt(_ROUNDING))[0]
     squares = (weights[3:] ** 2).reshape(2, -1).sum(0) / 2
     return y - design @ weights, squares.tolist()
 

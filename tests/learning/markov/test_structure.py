@@ -163,6 +163,17 @@ def test_harmonics_carry_their_variance():
     np.testing.assert_allclose(variances, [0.5, 0.125], rtol=0.05)
 
 
+@pytest.mark.parametrize("step", [1 / 12, 1e-3, 1e-6])
+def test_harmonics_at_the_nyquist_frequency_have_the_variance_of_their_cosine(step):
+    """The sine is rounding at times that are no whole numbers, and would take weights of 1e9."""
+    t = np.arange(120.0)
+    y = np.cos(2 * np.pi * t / 12) + 0.5 * np.cos(np.pi * t)
+    y += 0.1 * np.random.default_rng(2).standard_normal(120)
+    (season,) = seasons(step * t, y)
+    assert list(season.variances) == [1, 6]
+    np.testing.assert_allclose([*season.variances.values()], [0.646, 0.171], rtol=0.01)
+
+
 def test_small_harmonics_are_seen_beside_great_ones():
     rng, t = np.random.default_rng(0), np.arange(400.0)
     y = 10 * np.sin(2 * np.pi * t / 12) + 0.2 * np.cos(2 * np.pi * t / 4)
