@@ -165,7 +165,9 @@ class RegressionData(TargetScale):
 
     def _observation_covariance(self, X: np.ndarray, **offset: np.ndarray) -> tuple[Any, Any]:
         """Return the same with the covariance (n, n) in place of the variance."""
-        return self._predictive_covariance(*self._joint_moments(X), **offset)
+        mean, covariance = self._predictive_covariance(*self._joint_moments(X), **offset)
+        covariance[np.diag_indices(len(X))] += self._excess_noise(X)
+        return mean, covariance
 
     def _graph_bytes_per_row(self) -> int:
         """Return the memory in bytes that gradients in X take for one row."""
