@@ -17,7 +17,7 @@ from skgp.data import Data, n_observations
 from skgp.estimators._base import Backend, clip_variance, keep_weighted_rows, to_tensor
 from skgp.estimators._blocks import check_all_counts, checked_moments, some_of
 from skgp.estimators._predictive import FourArrays, gradient_in, rounding_of
-from skgp.estimators._target_noise import TargetScale
+from skgp.estimators._target_scale import TargetScale
 from skgp.estimators._validation import check_counts, check_exposure, validate_training_data
 from skgp.estimators.defaults import GRAPH_COPIES, UNLIKE_WEIGHTS
 from skgp.kernels.expression import split_noise

@@ -21,7 +21,7 @@ from skgp.estimators._fitting import within_limits
 from skgp.estimators._parameters import Auto, StrOptions
 from skgp.estimators._predictive import gaussian_draws
 from skgp.estimators._regression_predictions import RegressionPredictions
-from skgp.estimators._target_noise import LogScale, capped
+from skgp.estimators._target_scale import LogScale, capped
 from skgp.estimators._validation import check_joint_memory
 from skgp.learning.noise_function import NoiseFunction, component_weights, learn_noise_function
 from skgp.linalg.runtime import to_arrays

@@ -1,4 +1,4 @@
-r"""Regressors that model :math:`y = f + \varepsilon`, or :math:`\log y = f + \varepsilon`.
+r"""Scale of targets of which :math:`y = f + \varepsilon`, or :math:`\log y = f + \varepsilon`.
 
 The latter is for positive targets whose noise grows with their level, as prices, sizes, durations
 and concentrations. z is then the standardised logarithm, and what is observed is log-normal. Given
