@@ -71,7 +71,7 @@ from skgp.estimators._fitting import fit_context, fit_session
 from skgp.estimators._kernels import default_kernels, refuse_noise, with_noise
 from skgp.estimators._parameters import Interval, StrOptions
 from skgp.estimators._regression_predictions import RegressionPredictions
-from skgp.estimators._target_noise import LogScale
+from skgp.estimators._target_scale import LogScale
 from skgp.likelihoods import Gaussian, NumericLikelihood, Poisson, StudentT
 
 

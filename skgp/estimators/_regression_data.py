@@ -17,7 +17,7 @@ from skgp.data import Data, n_observations
 from skgp.estimators._base import Backend, clip_variance, keep_weighted_rows, to_tensor
 from skgp.estimators._blocks import check_all_counts, checked_moments, some_of
 from skgp.estimators._predictive import FourArrays, gradient_in, rounding_of
-from skgp.estimators._target_noise import TargetScale
+from skgp.estimators._target_scale import TargetScale
 from skgp.estimators._validation import check_counts, check_exposure, validate_training_data
 from skgp.estimators.defaults import GRAPH_COPIES, UNLIKE_WEIGHTS
 from skgp.kernels.expression import split_noise
@@ -165,7 +165,9 @@ class RegressionData(TargetScale):
 
     def _observation_covariance(self, X: np.ndarray, **offset: np.ndarray) -> tuple[Any, Any]:
         """Return the same with the covariance (n, n) in place of the variance."""
-        return self._predictive_covariance(*self._joint_moments(X), **offset)
+        mean, covariance = self._predictive_covariance(*self._joint_moments(X), **offset)
+        covariance[np.diag_indices(len(X))] += self._excess_noise(X)
+        return mean, covariance
 
     def _graph_bytes_per_row(self) -> int:
         """Return the memory in bytes that gradients in X take for one row."""

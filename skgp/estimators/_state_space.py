@@ -22,7 +22,7 @@ from skgp.estimators._kernels import with_noise
 from skgp.estimators._parameters import keep_parameters
 from skgp.estimators._series_inputs import observed_rows
 from skgp.estimators._state_space_common import StateSpaceMixin
-from skgp.estimators._target_noise import SeriesScale
+from skgp.estimators._target_scale import SeriesScale
 from skgp.estimators._time import framed
 from skgp.estimators._validation import told_by_rows
 from skgp.estimators.defaults import NOISE_BOUNDS, SERIES_NOISE

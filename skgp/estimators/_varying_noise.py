@@ -6,7 +6,7 @@ once the logarithm g of a factor is known at the rows, up to a variance.
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,9 +19,9 @@ from skgp.estimators._base import arrays, to_tensor
 from skgp.estimators._blocks import over_rows
 from skgp.estimators._fitting import within_limits
 from skgp.estimators._parameters import Auto, StrOptions
-from skgp.estimators._predictive import gaussian_draws, gradient_in
+from skgp.estimators._predictive import gaussian_draws
 from skgp.estimators._regression_predictions import RegressionPredictions
-from skgp.estimators._target_noise import LogScale, capped
+from skgp.estimators._target_scale import LogScale, capped
 from skgp.estimators._validation import check_joint_memory
 from skgp.learning.noise_function import NoiseFunction, component_weights, learn_noise_function
 from skgp.linalg.runtime import to_arrays
@@ -114,58 +114,41 @@ class VaryingNoise(LogScale, RegressionPredictions):
     def _excess_noise(self, X: np.ndarray) -> Any:
         if self._noise_function is None:
             return super()._excess_noise(X)
-        return self._variance_of_noise(*self._moments_of_g(X)) - self._noise_variance
-
-    def _excess_gradients(self, X: np.ndarray) -> Any:
-        function = self._noise_function
-        if function is None:
-            return super()._excess_gradients(X)
-
-        def gradients(rows: np.ndarray) -> np.ndarray:
-            X = to_tensor(rows).clone().requires_grad_()
-            with torch.enable_grad():
-                mean, spread = function.moments(X)
-                noise = self._variance_given(mean + 0.5 * spread)
-                return gradient_in(noise.sum(), X).numpy()
-
-        size = 8 * defaults.GRAPH_COPIES * len(function.X)
-        return self._in_units_of_columns(X, self._by_chunks(gradients, X, size))
+        return self._variances_of_noise(*self._moments_of_g(X)) - self._noise_variance
 
     def _moments_of_g(self, X: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Mean and variance (n,) of g at the rows of X."""
-        function = cast(NoiseFunction, self._noise_function)
+        function = self._noise_function
 
         def moments(rows: np.ndarray) -> tuple[np.ndarray, ...]:
             return to_arrays(*function.moments(to_tensor(rows)))
 
         return self._by_chunks(moments, X, 32 * len(function.X))
 
-    def _variance_of_f(self, var: np.ndarray, mean: np.ndarray, spread: np.ndarray) -> np.ndarray:
+    def _variances_of_f(self, var: np.ndarray, mean: np.ndarray, spread: np.ndarray) -> np.ndarray:
         """Mean variances (n,) of f, given those at constant variance and the moments of g."""
-        function = cast(NoiseFunction, self._noise_function)
-        return function.of_f(*map(torch.from_numpy, (var, mean, spread))).numpy()
+        return self._noise_function.of_f(*map(torch.from_numpy, (var, mean, spread))).numpy()
 
-    def _variance_of_noise(self, mean: np.ndarray, spread: np.ndarray) -> np.ndarray:
-        """Mean variances (n,) of the noise of z, given the moments of g."""
-        g = torch.from_numpy(mean + 0.5 * spread)
-        return self._variance_given(g).numpy()
+    def _variances_of_noise(self, mean: np.ndarray, spread: Any = 0.0) -> np.ndarray:
+        """Mean variances of the noise of z, given moments of g, of their shape."""
+        return self._noise_at(torch.from_numpy(mean + 0.5 * spread)).numpy()
 
-    def _variance_given(self, g: torch.Tensor) -> torch.Tensor:
+    def _noise_at(self, g: torch.Tensor) -> torch.Tensor:
         """Variances of the noise of z at values of g, of their shape."""
-        function, constant = cast(NoiseFunction, self._noise_function), self._noise_variance
-        return constant * function.of_noise(g, constant)
+        constant = self._noise_variance
+        return constant * self._noise_function.of_noise(g, constant)
 
     def _latent_moments(self, X: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         mean, var = super()._latent_moments(X)
         if self._noise_function is None or not self._noise_function.exponent:
             return mean, var
-        return mean, self._variance_of_f(var, *self._moments_of_g(X))
+        return mean, self._variances_of_f(var, *self._moments_of_g(X))
 
     def _observation_moments(self, X: np.ndarray, **offset: np.ndarray) -> tuple[Any, Any]:
         if self._noise_function is None:
             return super()._observation_moments(X, **offset)
         (mean, var), of_g = super()._latent_moments(X), self._moments_of_g(X)
-        return mean, self._variance_of_f(var, *of_g) + self._variance_of_noise(*of_g)
+        return mean, self._variances_of_f(var, *of_g) + self._variances_of_noise(*of_g)
 
     def _joint_moments(self, X: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         mean, covariance = super()._joint_moments(X)
@@ -177,19 +160,13 @@ class VaryingNoise(LogScale, RegressionPredictions):
             covariance = covariance * np.exp(h[:, None] + h + C)
         return mean, covariance
 
-    def _observation_covariance(self, X: np.ndarray, **offset: np.ndarray) -> tuple[Any, Any]:
-        mean, covariance = super()._observation_covariance(X, **offset)
-        if self._noise_function is not None:
-            covariance[np.diag_indices(len(X))] += self._excess_noise(X)
-        return mean, covariance
-
     def _joint_logs(self, X: np.ndarray, covariance: np.ndarray) -> tuple[np.ndarray, ...]:
         """Half the power (n,) of e^g in the variances of f, mean (n,) and covariance (n, n) of g.
 
         Given the covariance of f at constant variance. The scatter of g, one an observation, counts
         in the mean: draws of f are continuous, of the variance that it has with the scatter.
         """
-        function = cast(NoiseFunction, self._noise_function)
+        function = self._noise_function
         half = 0.5 * function.power(torch.from_numpy(covariance.diagonal().copy()))
         mean, C = function.joint_moments(to_tensor(X))
         return to_arrays(half, mean + half * function.scatter, C)
@@ -207,8 +184,7 @@ class VaryingNoise(LogScale, RegressionPredictions):
         if self._noise_function is None:
             return super()._observation_samples(X, n_samples, rng, **offset)
         f, g = self._joint_draws(X, n_samples, rng, of_y=True)
-        noise = self._variance_given(torch.from_numpy(g)).numpy()
-        return f + np.sqrt(noise) * rng.standard_normal(f.shape)
+        return f + np.sqrt(self._variances_of_noise(g)) * rng.standard_normal(f.shape)
 
     def _joint_draws(
         self, X: np.ndarray, n_samples: int, rng: np.random.RandomState, *, of_y: bool = False
@@ -222,7 +198,7 @@ class VaryingNoise(LogScale, RegressionPredictions):
         half, centre, covariance_of_g = self._joint_logs(X, covariance)
         g = gaussian_draws(centre, covariance_of_g, n_samples, rng)
         if of_y:
-            scatter = cast(NoiseFunction, self._noise_function).scatter
+            scatter = self._noise_function.scatter
             g += scatter**0.5 * rng.standard_normal(g.shape) - scatter * half[:, None]
         f = gaussian_draws(np.zeros_like(mean), covariance, n_samples, rng)
         return mean[:, None] + np.exp(half[:, None] * g) * f, g
@@ -256,7 +232,7 @@ class VaryingNoise(LogScale, RegressionPredictions):
             with torch.enable_grad():
                 mean, spread = function.moments(X)
                 of_f = function.of_f(var, mean, spread)
-                of_noise = self._variance_given(mean + 0.5 * spread)
+                of_noise = self._noise_at(mean + 0.5 * spread)
                 by_X, by_var = torch.autograd.grad((of_f + of_noise).sum(), (X, var))
             return to_arrays(of_f + of_noise - self._noise_variance, by_X, by_var)
 

@@ -326,7 +326,7 @@ def fit_newton_sums(
 
 
 class _OfBlocks:
-    """`Objective` that passes over blocks: `losses` takes a pass, which tells all of the step."""
+    """`NewtonObjective` over blocks: `losses` takes a pass, which tells all of the step."""
 
     def __init__(
         self,

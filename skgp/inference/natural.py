@@ -58,7 +58,7 @@ from skgp.optim.stopping import Stopped
 
 
 @dataclass(frozen=True)
-class Posterior:
+class VariationalPosterior:
     """q(u) = N(mean (M, c), S): diagonal of S (M, c) and, if S is full, root root' (c, M, M)."""
 
     mean: Tensor
@@ -77,13 +77,13 @@ class System(Protocol):
     def weight(self) -> Tensor | None:
         """Of the rows, (n,)."""
 
-    def solve(self, sites: Sites, **options) -> tuple[Posterior, CGResult]:
+    def solve(self, sites: Sites, **options) -> tuple[VariationalPosterior, CGResult]:
         """q for given sites."""
 
-    def moments(self, q: Posterior) -> tuple[Tensor, Tensor]:
+    def moments(self, q: VariationalPosterior) -> tuple[Tensor, Tensor]:
         """Mean and variance (n, c) of f, without prior means."""
 
-    def divergence(self, q: Posterior) -> Tensor:
+    def divergence(self, q: VariationalPosterior) -> Tensor:
         """What the ELBO subtracts from the expected log-likelihood, in nats."""
 
 
@@ -91,7 +91,7 @@ class System(Protocol):
 class SitesFit:
     """Where the steps arrived."""
 
-    q: Posterior
+    q: VariationalPosterior
     sites: Any  # `Sites` of the rows, or of rows in blocks their sums
     bound: float  # ELBO, in nats
     mean: Tensor  # (n, c); of f, the prior mean removed; of rows in blocks at inducing points
@@ -101,13 +101,13 @@ class SitesFit:
     converged: bool = False
 
 
-def fit_sites(
+def fit_natural_sites(
     system: System,  # of n rows; their weights are its own
     Y: Tensor,  # (n, c), observations
     likelihood: Likelihood,
     *,
     offset: Tensor | None = None,  # prior mean of f; broadcasts to (n, c)
-    start: Posterior | None = None,  # where to look up the first sites; without data by default
+    start: VariationalPosterior | None = None,  # of the first sites; without data by default
     max_iter: int = 14,  # steps at most
     tol: float = 1e-4,  # change of the ELBO, relative to itself, at which to stop
     damping: float = 0.75,  # rho, in (0, 1], of the second and later steps; the first is whole
@@ -130,7 +130,7 @@ def fit_sites(
 def unsettled(
     fit: SitesFit, system: System, Y: Tensor, likelihood: Likelihood, offset: Tensor
 ) -> float:
-    """Share by which a step after those of `fit_sites` would change the precisions of the sites.
+    """Share by which a step after `fit_natural_sites` would change the precisions of the sites.
 
     Near 1 the steps stand still short of q. 0 of Gaussian noise and of sites of either sign.
     """
@@ -142,13 +142,13 @@ def unsettled(
 def natural_steps(
     problem: "SitesProblem",
     *,
-    start: Posterior | None = None,
+    start: VariationalPosterior | None = None,
     max_iter: int = 14,
     tol: float = 1e-4,
     damping: float = 0.75,
     callback: Callback | None = None,
 ) -> SitesFit:
-    """The steps of `fit_sites`, whose arguments these are, of observations wherever they lie."""
+    """The steps of `fit_natural_sites`, whose arguments these are, wherever observations lie."""
     fit = problem.start(start)
     tol = max(tol, 50 * torch.finfo(fit.mean.dtype).eps)  # as far as the ELBO itself is known
     history: list[dict] = []
@@ -201,13 +201,13 @@ class SitesProblem(Protocol):
     def haste(self) -> float:
         """Times the residual asked for that will do while the ELBO rises fast."""
 
-    def start(self, q: Posterior | None) -> SitesFit:
+    def start(self, q: VariationalPosterior | None) -> SitesFit:
         """Before the first step."""
 
     def solved(self, sites: Any, start: Tensor | None, haste: float) -> tuple[SitesFit, dict]:
         """q and ELBO of sites, the mean to `haste` times the residual asked for."""
 
-    def sites(self, q: Posterior, *, signed: bool = False) -> Any:
+    def sites(self, q: VariationalPosterior, *, signed: bool = False) -> Any:
         """The sites that a full step from q goes to, with the method `Sites.towards`."""
 
 
@@ -229,7 +229,7 @@ class _Problem:
         """As the system has them."""
         return self.system.is_signed
 
-    def start(self, q: Posterior | None) -> SitesFit:
+    def start(self, q: VariationalPosterior | None) -> SitesFit:
         """Before the first step: with the best of no sites, those of q, and of the targets."""
         starts = [self.solved(Sites.none(self.Y), None)[0]]
         if q is not None:
@@ -249,14 +249,14 @@ class _Problem:
         except NotPositiveDefiniteError:
             if not bool((sites.precision < 0).any()):
                 raise
-            return SitesFit(cast(Posterior, None), sites, -math.inf, sites.shift), {}
+            return SitesFit(cast(VariationalPosterior, None), sites, -math.inf, sites.shift), {}
         entry = {"n_cg": found.n_iter, "cg_residual": float(found.residual.max())}
         mean, var = self.system.moments(q)
         rows = self.likelihood.expected_log_prob(self.Y, self.offset + mean, var)
         bound = float(self._weighted(rows).sum() - self.system.divergence(q))
         return SitesFit(q, sites, bound if math.isfinite(bound) else -math.inf, mean), entry
 
-    def sites(self, q: Posterior, *, signed: bool = False) -> Sites:
+    def sites(self, q: VariationalPosterior, *, signed: bool = False) -> Sites:
         """The sites that a full step from q goes to; signed ones have no chords."""
         return self._sites(*self.system.moments(q), signed=signed)
 
@@ -284,32 +284,32 @@ class FullSystem:
     def __len__(self) -> int:
         return len(self.features)
 
-    def solve(self, sites: Sites, **options) -> tuple[Posterior, CGResult]:
+    def solve(self, sites: Sites, **options) -> tuple[VariationalPosterior, CGResult]:
         """q(v) by dense factors, ``O((n + M) M^2 c)``; options are of no use."""
         pairs = zip(sites.precision.T, sites.shift.T, strict=True)
         return joined_columns([self._column(*pair) for pair in pairs])
 
-    def moments(self, q: Posterior) -> tuple[Tensor, Tensor]:
+    def moments(self, q: VariationalPosterior) -> tuple[Tensor, Tensor]:
         """Mean and variance (n, c) of f, without b."""
         spread = [(self.features @ root).square().sum(1) for root in cast(Tensor, q.root)]
         return self.features @ q.mean, self.variance[:, None] + torch.stack(spread, dim=1)
 
-    def divergence(self, q: Posterior) -> Tensor:
+    def divergence(self, q: VariationalPosterior) -> Tensor:
         """kappa times the sum of KL(q(v) || p(v)) over the latent functions, in nats."""
         return whitened_divergence(q, self.kl_weight)
 
-    def unwhitened(self, q: Posterior) -> Posterior:
+    def unwhitened(self, q: VariationalPosterior) -> VariationalPosterior:
         """q of u - m_0."""
         factor = cast(Tensor, self.factor)
         root = factor @ cast(Tensor, q.root)
-        return Posterior(factor @ q.mean, root.square().sum(-1).T, root)
+        return VariationalPosterior(factor @ q.mean, root.square().sum(-1).T, root)
 
-    def whitened(self, q: Posterior) -> Posterior:
+    def whitened(self, q: VariationalPosterior) -> VariationalPosterior:
         """The way back, of a posterior of full covariance."""
         factor = cast(Tensor, self.factor)
         root = torch.linalg.solve_triangular(factor, cast(Tensor, q.root), upper=False)
         mean = torch.linalg.solve_triangular(factor, q.mean, upper=False)
-        return Posterior(mean, root.square().sum(-1).T, root)
+        return VariationalPosterior(mean, root.square().sum(-1).T, root)
 
     def _column(self, precision: Tensor, shift: Tensor) -> tuple[Tensor, Tensor]:
         M = self.features.shape[1]
@@ -325,7 +325,7 @@ class FullSystem:
         return full_column(scaled @ self.features, self.features.T @ shift, self.kl_weight)
 
 
-def whitened_divergence(q: Posterior, kl_weight: float) -> Tensor:
+def whitened_divergence(q: VariationalPosterior, kl_weight: float) -> Tensor:
     """kappa times the sum of KL(q(v) || N(0, I)) over the latent functions, in nats."""
     root = cast(Tensor, q.root)
     quadratic = q.mean.square().sum() + root.square().sum()
@@ -340,9 +340,9 @@ def full_column(data: Tensor, shift: Tensor, kl_weight: float) -> tuple[Tensor, 
     return root @ (root.T @ shift) / kl_weight, root
 
 
-def joined_columns(columns: list[tuple[Tensor, Tensor]]) -> tuple[Posterior, CGResult]:
+def joined_columns(columns: list[tuple[Tensor, Tensor]]) -> tuple[VariationalPosterior, CGResult]:
     """q of means (M,) and roots (M, M), one of each latent function, that are exact."""
     mean = torch.stack([column for column, _ in columns], dim=1)
     root = torch.stack([factor for _, factor in columns])
     exact = CGResult(mean, 0, mean.new_zeros(mean.shape[1]), True, torch.zeros_like(mean))
-    return Posterior(mean, root.square().sum(-1).T, root), exact
+    return VariationalPosterior(mean, root.square().sum(-1).T, root), exact

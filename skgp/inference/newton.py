@@ -260,7 +260,7 @@ def _row_weight(row_weight: Tensor | None, Y: Tensor) -> Tensor:
 
 
 class _InMemory:
-    """`Objective` with the latent values that the weights make, (n, c), in memory."""
+    """`NewtonObjective` with the latent values that the weights make, (n, c), in memory."""
 
     def __init__(self, problem: NewtonProblem, start: Tensor | None, solve: Callable) -> None:
         design, c = problem.design, problem.Y.shape[1]

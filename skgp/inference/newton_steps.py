@@ -7,8 +7,8 @@ curvature: on MNIST (m = 2000 inducing points, n = 10000) ten classes took 63 pa
 against 51 passes and 16 s with a factor a column.
 
 In the loop each column has its own step length and its own end. What evaluates losses, gradients
-and directions is handed in (`Objective`): features of all observations in memory (:mod:`.newton`),
-or sums over blocks of them (:mod:`.laplace`).
+and directions is handed in (`NewtonObjective`): features of all observations in memory
+(:mod:`.newton`), or sums over blocks of them (:mod:`.laplace`).
 """
 
 from collections.abc import Callable
@@ -177,7 +177,7 @@ def _ratio(numerator: Tensor, denominator: Tensor) -> Tensor:
     return torch.where(denominator > 0, numerator / denominator, 0.0)
 
 
-class Objective(Protocol):
+class NewtonObjective(Protocol):
     """Negative log joint densities J of c columns of weights, at the weights where it stands."""
 
     weights: Tensor  # (m, c)
@@ -219,7 +219,7 @@ class Modes:
 
 
 def newton_steps(
-    at: Objective, *, tol: float, loss_tol: float, max_iter: int, callback: Callback | None
+    at: NewtonObjective, *, tol: float, loss_tol: float, max_iter: int, callback: Callback | None
 ) -> Modes:
     """Go on from where the objective stands to the modes; see :func:`.newton.fit_newton`."""
     norms, stopped = torch.zeros_like(at.loss), False

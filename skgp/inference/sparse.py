@@ -40,7 +40,7 @@ from torch import Tensor
 
 from skgp.data import Data
 from skgp.inference import defaults
-from skgp.inference.natural import FullSystem, Posterior, fit_sites
+from skgp.inference.natural import FullSystem, VariationalPosterior, fit_natural_sites
 from skgp.kernels.gram import gram, gram_diag
 from skgp.likelihoods import Likelihood
 from skgp.linalg.cholesky import cho_inverse, inverse_factor, jittered_cholesky, tri_solve
@@ -372,8 +372,8 @@ def natural_gradients(
     Phi, unexplained = whitened_features(state.kernel, data.X, state.Z)
     beta = max(beta, defaults.LEAST_SITE_BETA)
     system = FullSystem(Phi.mT.contiguous(), unexplained, beta, data.weight)
-    start = Posterior(state.mean, state.root.square().sum(-1).mT, state.root)
-    fit = fit_sites(
+    start = VariationalPosterior(state.mean, state.root.square().sum(-1).mT, state.root)
+    fit = fit_natural_sites(
         system,
         data.y,
         likelihood.at(data.offset),

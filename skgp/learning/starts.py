@@ -289,16 +289,16 @@ def loss_or_infinity(loss: Callable[[np.ndarray], float], theta: np.ndarray) -> 
         return math.inf
 
 
-Objective = Callable[[np.ndarray], tuple[float, np.ndarray]]
-ManyObjective = Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]
+LossAndGradient = Callable[[np.ndarray], tuple[float, np.ndarray]]
+LossesAndGradients = Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]
 
 
 def search_from_starts(
-    objective: Objective,  # theta (p,) to minus the log marginal likelihood, and its gradient
+    objective: LossAndGradient,  # theta (p,) to minus the log marginal likelihood, and its gradient
     starts: np.ndarray,  # (k, p), the first that of the kernel
     bounds: np.ndarray,  # (p, 2)
     *,
-    of_many: ManyObjective | None = None,  # the same at (b, p), infinite where it has no value
+    of_many: LossesAndGradients | None = None,  # the same at (b, p), infinite where it has no value
     n_rows: int = 0,  # of the matrices that `of_many` makes, which bounds b
     tell: Callable[[float], bool] = lambda loss: False,  # hears of losses; True ends the search
 ) -> tuple[np.ndarray, float]:

@@ -62,9 +62,9 @@ from skgp.blocks import MappedBlocks
 from skgp.data import Data
 from skgp.inference.natural import (
     FullSystem,
-    Posterior,
     SitesFit,
-    fit_sites,
+    VariationalPosterior,
+    fit_natural_sites,
     natural_steps,
     unsettled,
 )
@@ -82,7 +82,7 @@ from skgp.inference.neighbors.system import (
 from skgp.inference.sites import without_site
 from skgp.learning.defaults import FEW_ROWS, LEARNING_RATE
 from skgp.learning.local import defaults
-from skgp.learning.local.bound import Objective, total_bound
+from skgp.learning.local.bound import LocalObjective, total_bound
 from skgp.learning.local.minibatch import Search, fit_minibatch, of_all, of_minibatches, polish
 from skgp.learning.local.prior import LeftOut, Prior, Settings, find_prior, split_rows
 from skgp.likelihoods import Likelihood
@@ -140,7 +140,7 @@ def fit_swsgp(
         )
     else:
         same = start.Z.shape == Z.shape and torch.equal(start.Z, Z)
-        q = Posterior(start.mean, start.variance(), start.root) if same else None
+        q = VariationalPosterior(start.mean, start.variance(), start.root) if same else None
         prior = Prior(start.kernel, settings.kl_weight, rows, start=q)
     parameters = likelihood.initial(Z) if start is None else start.likelihood
     state = SWSGPState.prior(prior.kernel, parameters, Z, offset)
@@ -207,7 +207,7 @@ class _Fitter:
         if not moved:
             return found.bound
         active = self._search()(state.kernel, state.Z)
-        return total_bound(state, self.data, active, Objective(self.likelihood, kl_weight))
+        return total_bound(state, self.data, active, LocalObjective(self.likelihood, kl_weight))
 
     def _over_blocks(
         self, state: SWSGPState, system: LocalSystem | FullSystem, some: SitesFit, kl_weight: float
@@ -257,7 +257,10 @@ class _Fitter:
         return local_system(tiles, kl_weight=kl_weight, weight=weight)
 
     def _natural(
-        self, state: SWSGPState, system: LocalSystem | FullSystem, start: Posterior | None
+        self,
+        state: SWSGPState,
+        system: LocalSystem | FullSystem,
+        start: VariationalPosterior | None,
     ) -> tuple[SWSGPState, SitesFit, int]:
         """Closed form or natural-gradient steps; parameters of the likelihood in between."""
         s = self.settings
@@ -270,7 +273,7 @@ class _Fitter:
             rounds = defaults.LIKELIHOOD_ROUNDS - (not self.moves_likelihood)
         for i in range(rounds + 1):  # q(u) last
             likelihood = self.data.likelihood(self.likelihood.with_parameters(state.likelihood))
-            found = fit_sites(
+            found = fit_natural_sites(
                 system,
                 self.data.y,
                 likelihood,
@@ -314,7 +317,7 @@ class _Fitter:
             return defaults.CLOSED_CG
         return {**defaults.TIGHT_CG, "cg_tol": max(least, defaults.TIGHT_CG["cg_tol"])}
 
-    def _likelihood(self, state: SWSGPState, system, q: Posterior) -> Tensor:
+    def _likelihood(self, state: SWSGPState, system, q: VariationalPosterior) -> Tensor:
         """Parameters of the likelihood that are best for q."""
         mean, var = system.moments(q)
         mean = state.offset + mean
@@ -354,7 +357,7 @@ class _Fitter:
             state,
             data,
             find,
-            Objective(self.likelihood, kl_weight, everything, everything, s.learn_inducing),
+            LocalObjective(self.likelihood, kl_weight, everything, everything, s.learn_inducing),
             settle=s.max_iter is None,
             **self._adam_options(defaults.MOST_ITER),
         )
@@ -374,7 +377,7 @@ class _Fitter:
             begin,
             part.data,
             part._search(),
-            Objective(self.likelihood, kl_weight, True, True, moves),
+            LocalObjective(self.likelihood, kl_weight, True, True, moves),
             held_out=self.data.take(held_out),
             held_out_search=self._search(self.data.X[held_out]),
             **self._adam_options(defaults.POLISH_ITER),

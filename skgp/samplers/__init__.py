@@ -16,8 +16,8 @@ from skgp.samplers.hmc import HMCResult, hamiltonian_monte_carlo
 from skgp.samplers.importance import (
     ImportanceSamples,
     Rounds,
+    StudentDensity,
     StudentMixture,
-    StudentT,
     adaptive_importance_sampling,
 )
 from skgp.samplers.langevin import LangevinResult, stochastic_langevin
@@ -33,7 +33,7 @@ __all__ = [
     "Rounds",
     "Run",
     "StudentMixture",
-    "StudentT",
+    "StudentDensity",
     "adaptive_importance_sampling",
     "effective_sample_size",
     "ess_bulk",

@@ -51,7 +51,7 @@ from skgp.samplers.diagnostics import (
 
 
 @dataclass(frozen=True)
-class StudentT:
+class StudentDensity:
     """Multivariate Student-t distribution; `factor` is the lower Cholesky factor of its scale."""
 
     location: np.ndarray  # (p,)
@@ -95,7 +95,7 @@ class StudentT:
 class StudentMixture:
     """Mixture of Student-t distributions of the given shares (m,), of sum one."""
 
-    components: list[StudentT]
+    components: list[StudentDensity]
     shares: np.ndarray
 
     def log_density(self, x: np.ndarray) -> np.ndarray:
@@ -155,7 +155,7 @@ class ImportanceSamples:
 class _Round:
     """Points drawn together, in the order of their proposals, and what is evaluated so far."""
 
-    proposals: list[StudentT]
+    proposals: list[StudentDensity]
     drawn: np.ndarray  # (n_points, p)
     owner: np.ndarray  # (n_points,), index of the proposal
     pair: np.ndarray  # (n_points,), mirrored points have the same
@@ -225,7 +225,7 @@ def adaptive_importance_sampling(
     covariances = np.asarray(covariance, float).reshape(len(means), means.shape[1], -1)
     mixture = [_proposal(*each, 0, plan.df) for each in zip(means, covariances, strict=True)]
     weights = np.ones(len(mixture)) if shares is None else np.asarray(shares, float)
-    others = [] if wide is None else [StudentT(wide[0], cholesky_factor(wide[1]), plan.df)]
+    others = [] if wide is None else [StudentDensity(wide[0], cholesky_factor(wide[1]), plan.df)]
     n_wide = 2 * round(wide_share * plan.n_points / 2) * len(others)
     done: list[_Round] = []
     with Parallel(n_jobs=plan.n_jobs) as parallel:
@@ -264,9 +264,9 @@ def _evaluated(
 
 
 def _draw(
-    mixture: list[StudentT],
+    mixture: list[StudentDensity],
     shares: np.ndarray,
-    others: list[StudentT],
+    others: list[StudentDensity],
     n_wide: int,
     n_points: int,
     rng: np.random.Generator,
@@ -298,9 +298,9 @@ def _one_by_one(log_density: LogDensity, points: np.ndarray) -> np.ndarray:
     return np.array([log_density(point) for point in points], dtype=float)
 
 
-def _proposal(mean: np.ndarray, covariance: np.ndarray, t: int, df: float) -> StudentT:
+def _proposal(mean: np.ndarray, covariance: np.ndarray, t: int, df: float) -> StudentDensity:
     scale = tuned.FIRST_SCALE if t == 0 else tuned.SCALE
-    return StudentT(mean, scale * cholesky_factor(covariance), df)
+    return StudentDensity(mean, scale * cholesky_factor(covariance), df)
 
 
 def _weigh(rounds: list[_Round], target_ess: float, max_pareto_k: float) -> ImportanceSamples:
@@ -345,8 +345,8 @@ def _weigh(rounds: list[_Round], target_ess: float, max_pareto_k: float) -> Impo
 
 
 def _refitted(
-    samples: ImportanceSamples, mixture: list[StudentT], shares: np.ndarray, df: float
-) -> tuple[list[StudentT], np.ndarray]:
+    samples: ImportanceSamples, mixture: list[StudentDensity], shares: np.ndarray, df: float
+) -> tuple[list[StudentDensity], np.ndarray]:
     """The next components: moments of the points, weights tempered where few carry them.
 
     Each point counts for a component in proportion to its density there [3]_, and the more the
@@ -374,8 +374,8 @@ def _refitted(
 
 
 def _fitted(
-    q: StudentT, x: np.ndarray, weights: np.ndarray, n_effective: float, df: float
-) -> StudentT:
+    q: StudentDensity, x: np.ndarray, weights: np.ndarray, n_effective: float, df: float
+) -> StudentDensity:
     """A component of the moments of points x (n, p) of weights (n,).
 
     Where these are fewer than half of what a direction needs, times p, their covariance, of a rank

@@ -18,7 +18,7 @@ import pytest
 import torch
 from sklearn.metrics import log_loss
 
-from skgp.inference.natural import fit_sites
+from skgp.inference.natural import fit_natural_sites
 from skgp.inference.neighbors.conditionals import Tiles
 from skgp.inference.neighbors.search import active_sets, distinct
 from skgp.inference.neighbors.system import local_system
@@ -96,7 +96,7 @@ def sweep_microseconds(rows, kernel, n_inducing):
     system = local_system(tiles, kl_weight=len(Z) / N_NEIGHBORS)
     ends = []
     # The first step begins from nothing: it sets up, and does not count.
-    fit_sites(
+    fit_natural_sites(
         system,
         Y,
         Bernoulli("probit"),

@@ -1,7 +1,6 @@
 """The bridge from models to ``sklearn.callback``, and Ctrl-C."""
 
 import signal
-import threading
 
 import numpy as np
 import pytest
@@ -134,12 +133,6 @@ def test_ctrl_c_ends_every_stage_and_warns():
     assert counter.counts_ == {"first": 2, "second": 1}
 
 
-def test_ctrl_c_twice_raises():
-    with pytest.raises(KeyboardInterrupt):
-        Counter(action=lambda: (press(), press())).fit([[0]])
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
-
-
 def test_ctrl_c_in_a_search_ends_the_search():
     fits = []
 
@@ -188,31 +181,3 @@ def test_stop_on_interrupt_restores_the_handler_after_an_error():
     with pytest.raises(ZeroDivisionError), stop_on_interrupt():
         raise ZeroDivisionError
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
-
-
-def test_stop_on_interrupt_does_nothing_in_another_thread():
-    flags = []
-
-    def run():
-        with stop_on_interrupt() as flag:
-            flags.append(flag.requested)
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    thread.join()
-    assert flags == [False]
-
-
-def test_stop_on_interrupt_catches_a_signal_from_a_timer():
-    done = threading.Event()
-    timer = threading.Timer(0.05, lambda: (press_main(), done.set()))
-    with stop_on_interrupt() as flag:
-        timer.start()
-        assert done.wait(5)
-        timer.join()
-    assert flag.requested
-
-
-def press_main():
-    """Send SIGINT to the main thread, as a terminal does."""
-    signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)

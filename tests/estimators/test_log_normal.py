@@ -8,7 +8,6 @@ from sklearn.gaussian_process.kernels import Matern, WhiteKernel
 
 from skgp import StateSpaceGPRegressor
 from tests.covering import slow_case
-from tests.reference.gaussian import process
 from tests.same import assert_same
 
 X = np.arange(72.0)[:, None]
@@ -30,42 +29,6 @@ def additive(seed=0, n=72):
 @pytest.fixture(scope="module")
 def series():
     return growth()
-
-
-@pytest.fixture(scope="module")
-def model(series):
-    """Hyper-parameters are kept: the oracle is dense."""
-    return StateSpaceGPRegressor(KERNEL, likelihood="lognormal", optimizer=None).fit(X, series)
-
-
-@pytest.fixture(scope="module")
-def law(series):
-    """Mean and covariance of log y at `AHEAD`, from the dense formulas, noise included."""
-    u = np.log(series)
-    mean, covariance = process(KERNEL.k1, X, (u - u.mean()) / u.std(), 0.1, AHEAD)
-    return u.mean() + u.std() * mean, u.var() * (covariance + 0.1 * np.eye(len(AHEAD)))
-
-
-def test_latent_function_is_that_of_log_y(model, law):
-    mean, covariance = law
-    noise = model.noise_variance_
-    found, var = model.latent_mean_and_variance(AHEAD)
-    np.testing.assert_allclose(found, mean, rtol=1e-8)
-    np.testing.assert_allclose(var, covariance.diagonal() - noise, rtol=1e-7)
-    parts = model.predict_components(AHEAD)
-    np.testing.assert_allclose(parts.sum(1) + model.intercept_, mean, rtol=1e-8)
-    draws = model.sample_f(AHEAD, 4000, random_state=0)
-    z = (draws.mean(1) - mean) / np.sqrt(var / 4000)
-    assert np.abs(z).max() < 4
-
-
-def test_predictions_are_means_where_f_is_known():
-    rng = np.random.default_rng(0)
-    y = 5 * np.exp(0.8 * rng.standard_normal(400))
-    kernel = 0.1 * Matern(400.0, "fixed", nu=1.5) + WhiteKernel()
-    model = StateSpaceGPRegressor(kernel, likelihood="lognormal")
-    model.fit(np.arange(400.0)[:, None], y)
-    assert model.predict([[200.0]])[0] == pytest.approx(y.mean(), rel=0.05)
 
 
 def test_forecasts_far_ahead_are_finite():
@@ -180,6 +143,8 @@ def test_fits_are_those_of_log_y(series, params):
     expected = np.exp(of_logs.predict(AHEAD) + of_logs.noise_variance_ / 2)
     np.testing.assert_allclose(model.predict(AHEAD), expected, rtol=1e-7)
     assert model.noise_variance_ == pytest.approx(of_logs.noise_variance_)
+    assert_same(model.predict_components(AHEAD), of_logs.predict_components(AHEAD))
+    assert_same(model.sample_f(AHEAD, 3), of_logs.sample_f(AHEAD, 3))
 
 
 def test_additive_models_are_products():

@@ -255,7 +255,7 @@ def test_order_has_no_say_of_which_observations_choose(monkeypatch):
         seen.append(data.y)
         raise InterruptedError
 
-    monkeypatch.setattr("skgp.estimators._target_noise.logs_predict_better", stop)
+    monkeypatch.setattr("skgp.estimators._target_scale.logs_predict_better", stop)
     for rows in (np.arange(900), order):
         with pytest.raises(InterruptedError):
             QSGPRegressor().fit(X[rows], y[rows])

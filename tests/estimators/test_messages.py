@@ -48,14 +48,6 @@ def test_a_machine_without_cuda_is_told(name, monkeypatch):
         getattr(skgp, name)(device="cuda").fit(X, y)
 
 
-@pytest.mark.parametrize(
-    "name", ["DLMGPRegressor", "SWSGPRegressor", "StateSpaceGPRegressor", "VecchiaGPRegressor"]
-)
-def test_rows_that_hold_no_counts_are_counted(name):
-    with pytest.raises(ValueError, match=r"got 0.5 in row 0 \(20 of 20 rows hold no count\)"):
-        getattr(skgp, name)(likelihood="poisson").fit(X, np.full(20, 0.5))
-
-
 TAKERS = "DLMGPRegressor, SWSGPRegressor, StateSpaceGPRegressor, VecchiaGPRegressor"
 
 

@@ -136,6 +136,7 @@ def test_to_reaches_every_tensor_of_a_state(fitted):
     [
         (SWSGPRegressor(n_inducing=60, n_neighbors=8), 30_000, 0),
         (DLMGPClassifier(n_inducing=15, max_iter=2), 30_000, 0),
+        (QSGPClassifier(basis="inducing", n_basis=20), 30_000, 0),
         (StateSpaceGPRegressor(n_inducing=30), 8_000, 0),
         (StateSpaceGPRegressor(), 13_000, 24),  # sites and times
     ],

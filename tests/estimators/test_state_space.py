@@ -21,7 +21,6 @@ from tests.contracts.estimators import (
     CountRegressorPredictions,
     RegressorContract,
     rbf_kernel,
-    z_scores,
 )
 from tests.covering import covering, slow
 from tests.same import assert_same
@@ -148,16 +147,6 @@ def test_far_away_the_prior_is_predicted(likelihood, n_inducing, data, counts):
     prior = np.log(counts[1].mean()) - scale / 2 if likelihood == "poisson" else data[1].mean()
     np.testing.assert_allclose(mean, prior, rtol=1e-10)
     np.testing.assert_allclose(var, scale, rtol=1e-10)
-
-
-@pytest.mark.parametrize("n_inducing", [None, 40])
-def test_draws_are_joint(n_inducing, data, X_new):
-    fit = kept(n_inducing=n_inducing).fit(*data)
-    mean, covariance = fit.predict(X_new, return_cov=True)
-    residual = fit.sample_y(X_new, 3000, random_state=1) - mean[:, None]
-    assert np.abs(z_scores(residual, 0)).max() < 4
-    assert np.abs(z_scores(residual[:, None] * residual, covariance)).max() < 4
-    assert_same(fit.sample_y(X_new, 2), fit.sample_y(X_new, 2))
 
 
 def test_components_are_the_summands_and_sum_to_the_mean(data, X_new):

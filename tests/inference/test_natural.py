@@ -9,7 +9,7 @@ from scipy import stats
 from sklearn.gaussian_process.kernels import RBF
 
 from skgp.inference.defaults import LOCAL_JITTER
-from skgp.inference.natural import FullSystem, fit_sites, unsettled
+from skgp.inference.natural import FullSystem, fit_natural_sites, unsettled
 from skgp.inference.neighbors.conditionals import SharedConditionals, Tiles, local_conditionals
 from skgp.inference.neighbors.system import full_system, local_system
 from skgp.kernels.gram import gram_diag
@@ -44,7 +44,7 @@ def system_of(problem):
 
 def fit(problem, likelihood, **options):
     _, Y, _, _, offset, _ = problem.tensors
-    return fit_sites(system_of(problem), Y, likelihood, offset=offset, **(TIGHT | options))
+    return fit_natural_sites(system_of(problem), Y, likelihood, offset=offset, **(TIGHT | options))
 
 
 def full_system_of(problem):
@@ -57,7 +57,7 @@ def fit_full(problem, likelihood):
     """All points active: the fit, and its q of u."""
     _, Y, _, _, offset, _ = problem.tensors
     system = full_system_of(problem)
-    found = fit_sites(system, Y, likelihood, offset=offset, **TIGHT)
+    found = fit_natural_sites(system, Y, likelihood, offset=offset, **TIGHT)
     return found, system.unwhitened(found.q)
 
 
@@ -126,7 +126,7 @@ def test_systems_are_solved_roughly_while_the_bound_rises_fast():
 def test_step_that_lowers_the_bound_is_cut():
     problem, _ = problem_of("poisson", n=60, n_latent=1, weighted=False)
     Y = 4 + 3 * torch.sin(2 * problem.tensors[0][:, :1])
-    found = fit_sites(system_of(problem), Y, Laplace(0.05), **TIGHT)
+    found = fit_natural_sites(system_of(problem), Y, Laplace(0.05), **TIGHT)
     rates = [entry["rate"] for entry in found.history]
     assert rates[0] < 1 and rates[-1] == 0.75
 
@@ -146,7 +146,8 @@ def test_large_counts_begin_at_their_own_values():
     Y = torch.tensor(rng.poisson(f.exp().numpy())).double()
     offset = Y.mean(0).log()
     found = [
-        (make(), fit_sites(system, Y, make(), offset=offset)) for make in (Poisson, FromThePrior)
+        (make(), fit_natural_sites(system, Y, make(), offset=offset))
+        for make in (Poisson, FromThePrior)
     ]
     left = [unsettled(fit, system, Y, likelihood, offset) for likelihood, fit in found]
     (_, good), (_, held) = found
@@ -166,7 +167,7 @@ def test_fit_far_from_the_prior_mean_ends_at_a_stationary_point(name, full):
     else:
         likelihood, Y = Laplace(0.05), f
     system = full_system_of(problem) if full else system_of(problem)
-    found = fit_sites(system, Y, likelihood, **TIGHT)
+    found = fit_natural_sites(system, Y, likelihood, **TIGHT)
     assert found.converged
     mean, var = system.moments(found.q)
     slope, _ = likelihood.expected_derivatives(Y, mean, var)

@@ -157,18 +157,6 @@ def test_sparse_posterior_predicts_as_dense_conditionals(name, n_latent):
     assert (posterior.n_inducing, posterior.n_latent) == (9, n_latent)
 
 
-def test_sparse_posterior_predicts_a_row_whatever_comes_with_it():
-    posterior, rows, _, _ = posterior_and_oracle("matern")
-    mean, var = posterior.mean_and_variance(rows)
-    for i in range(len(rows)):
-        one = posterior.mean_and_variance(rows[i : i + 1])
-        torch.testing.assert_close(one[0], mean[i : i + 1], rtol=1e-12, atol=1e-12)
-        torch.testing.assert_close(one[1], var[i : i + 1], rtol=1e-12, atol=1e-12)
-    pair = posterior.covariance(rows[[2, 7]])
-    whole = posterior.covariance(rows)[:, [2, 7]][:, :, [2, 7]]
-    torch.testing.assert_close(pair, whole, rtol=1e-12, atol=1e-12)
-
-
 def test_sparse_posterior_predicts_in_double_precision():
     problem = dense.make_problem()
     state = problem.state()

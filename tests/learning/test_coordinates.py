@@ -9,9 +9,9 @@ from sklearn.gaussian_process.kernels import RBF, ConstantKernel
 
 from skgp.inference.neighbors.posterior import SWSGPState
 from skgp.kernels import ActiveDims
-from skgp.learning.local.bound import Objective as LocalObjective
+from skgp.learning.local.bound import LocalObjective
 from skgp.learning.local.minibatch import LocalCoordinates
-from skgp.learning.sparse.objective import Objective as SparseObjective
+from skgp.learning.sparse.objective import Objective
 from skgp.learning.sparse.search import SparseCoordinates
 from skgp.likelihoods import Bernoulli, Gaussian, StudentT
 from tests.reference import sparse as dense
@@ -45,7 +45,7 @@ def around(kind, state, likelihood=LIKELIHOOD, **options):
         options = {"learn_inducing": True} | options
         return LocalCoordinates(state, LocalObjective(likelihood, 1.0, **options))
     X = torch.tensor(dense.make_problem("sum").X)
-    objective = SparseObjective(likelihood, **options)
+    objective = Objective(likelihood, **options)
     return SparseCoordinates(state, objective, X, free_posterior=kind == "whitened")
 
 

@@ -84,16 +84,6 @@ def test_robust_hyperparameters_survive_constant_targets_and_duplicates(rng, con
     assert np.isfinite(fit.kernel.theta).all() and math.isfinite(scale)
 
 
-def test_robust_location_scale_of_weights_is_that_of_repeated_rows():
-    rng = np.random.default_rng(0)
-    y = torch.tensor(np.r_[3 + 2 * rng.standard_normal(90), np.full(6, 500.0)])
-    weight = torch.as_tensor(rng.integers(1, 5, len(y)))
-    found = robust_location_scale(y, weight.double())
-    expected = robust_location_scale(y.repeat_interleave(weight))
-    assert found == pytest.approx(expected, rel=1e-12)
-    assert 1.5 < found[1] < 2.5
-
-
 SETTINGS = dict(n_steps=8, n_score_rows=64, n_compared=24, subset_size=100, exact_rows=400)
 
 

@@ -36,16 +36,6 @@ def evidence(data, H=4, m=5, likelihood=None):
     return LatentEvidence(KERNEL, data, index, Z, likelihood or Bernoulli(), offset, generator)
 
 
-@pytest.mark.parametrize("link", ["logit", "probit"])
-@pytest.mark.parametrize("m", [0, 5])
-def test_gradient_is_that_of_the_value(m, link):
-    objective = evidence(labelled(), m=m, likelihood=Bernoulli(link))
-    gradient = objective(KERNEL.theta)[1]
-    for i, step in enumerate(1e-5 * np.eye(3)):
-        ends = [objective(KERNEL.theta + s)[0] for s in (step, -step)]
-        np.testing.assert_allclose(gradient[i], (ends[0] - ends[1]) / 2e-5, atol=1e-7)
-
-
 def test_draws_with_what_a_mode_has_are_those_made_anew(monkeypatch):
     """And the same at the same seed, by which trials are compared."""
     monkeypatch.setattr("skgp.inference.defaults.LATENT_CUBES", 0.0)
@@ -76,15 +66,6 @@ def test_columns_add_up():
     each = [evidence(some)(KERNEL.theta) for some in columns]
     assert whole[0] == pytest.approx(each[0][0] + each[1][0], abs=1e-9)
     np.testing.assert_allclose(whole[1], each[0][1] + each[1][1], atol=1e-9)
-
-
-def test_weights_are_repetitions_at_one_place():
-    """Two labels at one input are two points whose values agree up to the jitter."""
-    data = labelled(20)
-    counts = data.weight.long()
-    twice = Data(data.X.repeat_interleave(counts, 0), data.y.repeat_interleave(counts, 0))
-    values = [evidence(each, H=len(each) - 1, m=0)(KERNEL.theta)[0] for each in (data, twice)]
-    assert values[0] == pytest.approx(values[1], abs=1e-5)
 
 
 # ---- the search by evidence, labels as numbers and held-out labels -------------------------------

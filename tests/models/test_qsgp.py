@@ -339,23 +339,6 @@ def test_noise_refit_counts_what_few_features_leave_unexplained():
     assert refitted.log_marginal_likelihood > kept.log_marginal_likelihood + 10
 
 
-def test_statistics_of_a_fit_take_more_rows():
-    """What ``partial_fit`` does: the sums of two halves give the fit to all rows."""
-    data = sine(weighted=True)
-    halves = [data.take(torch.arange(0, 50)), data.take(torch.arange(50, 80))]
-    asked = dict(basis="fourier", n_basis=32)
-    statistics = run(halves[0], **asked).statistics
-    statistics.n_rows, statistics.sum_log_weight = 50, float(halves[0].weight.log().sum())
-    statistics.update(halves[1].X, halves[1].y, halves[1].weight)
-    statistics.sum_square += float(halves[1].scatter.sum())
-    plan = Plan("fourier", 32, "cholesky", "full")
-    joined = fit_statistics(PROBLEM, plan, statistics, refit=False)
-    whole = run(data, **asked)
-    torch.testing.assert_close(
-        joined.posterior.mean(X_TEST), whole.posterior.mean(X_TEST), rtol=1e-8, atol=1e-8
-    )
-
-
 # ---------------------------------------------------------------------------- augmentation
 
 

@@ -1,7 +1,5 @@
 """From a plan to latent posteriors: every route against oracles that know nothing of it."""
 
-import pickle
-
 import numpy as np
 import pytest
 import torch
@@ -130,16 +128,6 @@ def test_classifier_reports_steps_losses_and_scores():
     assert list(found.scores["amplitude"]) == [1.0]
     scores = found.scores["moderation"]
     assert scores[found.moderation] > max(scores.values()) - 0.01  # by the rule of selection
-
-
-def test_classifier_posterior_pickles_without_the_rows():
-    X, Y = sample(400)
-    found = fit(X, Y, Z=X[:20], n_basis=20)
-    stored = pickle.dumps(found.posterior)
-    assert len(stored) < 8 * 400
-    copy = pickle.loads(stored).mean_and_variance(X)
-    for one, other in zip(copy, found.posterior.mean_and_variance(X), strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
 
 
 def test_classifier_plan_counts_the_points_that_there_are():

@@ -13,7 +13,7 @@ from skgp.inference.defaults import SHARED_JITTER
 from skgp.inference.neighbors.posterior import SWSGPPosterior
 from skgp.inference.neighbors.search import active_sets
 from skgp.kernels.scales import scale_amplitude
-from skgp.learning.local.bound import Objective, total_bound
+from skgp.learning.local.bound import LocalObjective, total_bound
 from skgp.learning.local.prior import Settings, find_prior, split_rows
 from skgp.likelihoods import Bernoulli, Gaussian, Poisson, StudentT
 from skgp.models import swsgp as module
@@ -118,7 +118,7 @@ def test_every_branch_predicts_and_reports_its_bound(name, settings):
     active = active_sets(
         found.state.kernel, data_of(name)[0].X, found.state.Z, settings.n_neighbors
     )
-    objective = Objective(LIKELIHOODS[name], found.kl_weight)
+    objective = LocalObjective(LIKELIHOODS[name], found.kl_weight)
     bound = total_bound(found.state, data_of(name)[0], active, objective)
     # With all points active the jitter is less.
     closed = settings.covariance == "full" and settings.n_neighbors >= found.state.n_inducing

@@ -71,19 +71,6 @@ def test_loop_continues_where_it_stopped():
     assert all(map(torch.equal, values(leaves), values(whole)))
 
 
-def test_loop_follows_its_schedule():
-    leaves, loop = make_loop()
-    loop.run(3, lambda i: 0.25 if i == 0 else 0.0)
-    for leaf, expected in zip(values(leaves), (0.25, 0.5), strict=True):
-        torch.testing.assert_close(leaf, torch.full_like(leaf, expected), rtol=2e-3, atol=0)
-
-
-def test_loop_stops_when_the_callback_says_so():
-    _, loop = make_loop(callback=lambda iteration, info: info["loss"] < 2)
-    assert loop.run(100, lambda i: 0.1)
-    assert loop.history[-1] < 2 <= loop.history[-2]
-
-
 def test_loop_asks_every_rule_at_every_iteration():
     heard = []
     rules = [lambda i, loss: i == 1, lambda i, loss: heard.append((i, loss)) or False]

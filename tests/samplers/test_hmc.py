@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from joblib import Parallel, parallel_config
 
-from skgp.samplers import Run, StudentMixture, StudentT, ess_bulk, hamiltonian_monte_carlo
+from skgp.samplers import Run, StudentDensity, StudentMixture, ess_bulk, hamiltonian_monte_carlo
 from skgp.samplers.hmc import Chains, evaluator
 from tests.same import assert_same
 
@@ -106,7 +106,7 @@ def two_humps(x):
 
 def test_jumps_link_modes_that_paths_do_not(rng):
     jumps = StudentMixture(
-        [StudentT(np.array([m]), np.eye(1), 5) for m in (-5.0, 5.0)], np.array([0.7, 0.3])
+        [StudentDensity(np.array([m]), np.eye(1), 5) for m in (-5.0, 5.0)], np.array([0.7, 0.3])
     )
     settings = dict(rng=rng, n_draws=400, batched=True, starts=np.full((4, 1), 5.0))
     stuck = hmc(two_humps, np.array([5.0]), np.eye(1), **settings)

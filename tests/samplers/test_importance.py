@@ -7,7 +7,7 @@ import pytest
 from joblib import parallel_config
 from scipy.stats import kstest, multivariate_t, norm, t
 
-from skgp.samplers import Rounds, StudentT, adaptive_importance_sampling
+from skgp.samplers import Rounds, StudentDensity, adaptive_importance_sampling
 from tests.same import assert_same
 
 
@@ -56,7 +56,7 @@ def correlated(p, rng):
 
 def test_student_t_log_density_equals_scipy(rng):
     covariance = correlated(3, rng)
-    law = StudentT(np.array([1.0, -2.0, 0.5]), np.linalg.cholesky(covariance), 7.0)
+    law = StudentDensity(np.array([1.0, -2.0, 0.5]), np.linalg.cholesky(covariance), 7.0)
     x = rng.standard_normal((20, 3)) * 3
     expected = multivariate_t(law.location, covariance, df=7).logpdf(x)
     np.testing.assert_allclose(law.log_density(x), expected, rtol=1e-12)
@@ -64,7 +64,7 @@ def test_student_t_log_density_equals_scipy(rng):
 
 def test_student_t_draws_have_the_distribution_and_are_mirrored(rng):
     covariance = correlated(3, rng)
-    law = StudentT(np.array([1.0, -2.0, 0.5]), np.linalg.cholesky(covariance), 10.0)
+    law = StudentDensity(np.array([1.0, -2.0, 0.5]), np.linalg.cholesky(covariance), 10.0)
     x = law.draw(2048, rng)
     np.testing.assert_allclose(x[:1024] + x[1024:], np.broadcast_to(2 * law.location, (1024, 3)))
     direction = np.array([0.3, -1.0, 2.0])

@@ -115,9 +115,9 @@ def fit_inducing(
     """Maximise the ELBO over q by natural-gradient steps, for fixed hyper-parameters.
 
     O((n + M) d^3) a pass, and as much for the gradients when they are first asked for. As
-    `skgp.inference.markov.sites.fit_sites`, with knots (M,), rising; `base` are the sites of the
-    pairs that rows of the past have left. The posterior is an `InducingPosterior`. ValueError if
-    the knots are not rising and finite.
+    `fit_sites`, with knots (M,), rising; `base` are the sites of the pairs that rows of the past
+    have left. The posterior is an `InducingPosterior`. ValueError if the knots are not rising and
+    finite.
     """
     return climb(_InducingBound(dynamics, knots, series, likelihood, offset, base), **options)
 

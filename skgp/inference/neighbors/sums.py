@@ -27,8 +27,8 @@ from torch import Tensor
 from skgp.data import Data
 from skgp.inference import defaults
 from skgp.inference.natural import (
-    Posterior,
     SitesFit,
+    VariationalPosterior,
     full_column,
     full_sites,
     joined_columns,
@@ -127,12 +127,14 @@ class LocalRows(Rows):
 
     is_signed: ClassVar[bool] = False
 
-    def __call__(self, data: Data, *, q: Posterior, first: bool, signed: bool = False) -> PassSums:
+    def __call__(
+        self, data: Data, *, q: VariationalPosterior, first: bool, signed: bool = False
+    ) -> PassSums:
         """The statistic of a block; divergences, which do not depend on q, in the `first` pass."""
         Z, c = self.Z, len(self.offset)
         H, M = min(self.n_neighbors, len(Z)), len(Z)
         search = NeighborSearch(self.kernel, Z, self.neighbors)
-        q = Posterior(q.mean.to(Z), q.var.to(Z))
+        q = VariationalPosterior(q.mean.to(Z), q.var.to(Z))
         matrices = [TriangleSum(Z, H) for _ in range(c)]
         columns, constants = Z.new_zeros(M, 3 * c), Z.new_zeros(3, dtype=torch.float64)
         assembly = PriorAssembly(Z, self.kernel, H) if first else None
@@ -167,11 +169,11 @@ class LocalRows(Rows):
     def _points(self) -> Tensor:
         return self.Z.double()
 
-    def begin(self) -> Posterior:
+    def begin(self) -> VariationalPosterior:
         """q before any pass."""
         var = prior_variance(self.kernel, self._points)
         var = var[:, None].expand(-1, len(self.offset))
-        return Posterior(torch.zeros_like(var), var)
+        return VariationalPosterior(torch.zeros_like(var), var)
 
     def prior(self, sums: PassSums) -> LocalPrior:
         """Divergences of all rows."""
@@ -179,7 +181,7 @@ class LocalRows(Rows):
 
     def solve(
         self, sites: SiteSums, prior: LocalPrior, start: Tensor | None, **options: Any
-    ) -> tuple[Posterior, CGResult]:
+    ) -> tuple[VariationalPosterior, CGResult]:
         """As `LocalSystem.solve`."""
         matrices = [symmetric_matrix(half, self._points) for half in sites.matrices]
         shift, squares, curvature = sites.columns.to(self.Z.device)
@@ -191,17 +193,17 @@ class LocalRows(Rows):
             return torch.cat(data, 1) + prior.multiply(V)
 
         found = block_cg(matmul, shift, preconditioner=lambda R: inverse * R, X0=start, **options)
-        return Posterior(found.solution, local_variance(prior, least, curvature)), found
+        return VariationalPosterior(found.solution, local_variance(prior, least, curvature)), found
 
-    def divergence(self, q: Posterior, prior: LocalPrior) -> Tensor:
+    def divergence(self, q: VariationalPosterior, prior: LocalPrior) -> Tensor:
         """What the ELBO subtracts, in nats."""
         return prior.divergence(q.mean, q.var)
 
-    def spread(self, sites: SiteSums, q: Posterior) -> float:
+    def spread(self, sites: SiteSums, q: VariationalPosterior) -> float:
         """Sum of lambda a' S a."""
         return float((sites.columns[1] * q.var.cpu()).sum())
 
-    def quadratic(self, sites: SiteSums, q: Posterior) -> float:
+    def quadratic(self, sites: SiteSums, q: VariationalPosterior) -> float:
         """Sum of lambda (a' m)^2."""
         m = q.mean.cpu()
         B = (symmetric_matrix(half, m) for half in sites.matrices)
@@ -229,7 +231,9 @@ class FullRows(Rows):
         noise = defaults.SHARED_JITTER * gram_diag(self.kernel, self.Z)
         return SharedConditionals(self.kernel, self.Z, noise)
 
-    def __call__(self, data: Data, *, q: Posterior, first: bool, signed: bool = False) -> PassSums:
+    def __call__(
+        self, data: Data, *, q: VariationalPosterior, first: bool, signed: bool = False
+    ) -> PassSums:
         """The statistic of a block."""
         root, M = cast(Tensor, q.root), len(self.Z)
         total: PassSums | None = None
@@ -247,11 +251,11 @@ class FullRows(Rows):
             total = found if total is None else total + found
         return cast(PassSums, total)
 
-    def begin(self) -> Posterior:
+    def begin(self) -> VariationalPosterior:
         """q before any pass: the prior."""
         M, c = len(self.Z), len(self.offset)
         root = torch.eye(M).to(self.Z).expand(c, -1, -1)
-        return Posterior(self.Z.new_zeros(M, c), self.Z.new_ones(M, c), root)
+        return VariationalPosterior(self.Z.new_zeros(M, c), self.Z.new_ones(M, c), root)
 
     def prior(self, sums: PassSums) -> None:
         """None: the divergence needs no sums."""
@@ -262,17 +266,17 @@ class FullRows(Rows):
         pairs = zip(sites.matrices, shift, strict=True)
         return joined_columns([full_column(B.to(self.Z), b, self.kl_weight) for B, b in pairs])
 
-    def divergence(self, q: Posterior, prior: None) -> Tensor:
+    def divergence(self, q: VariationalPosterior, prior: None) -> Tensor:
         """What the ELBO subtracts, in nats."""
         return whitened_divergence(q, self.kl_weight)
 
-    def spread(self, sites: SiteSums, q: Posterior) -> float:
+    def spread(self, sites: SiteSums, q: VariationalPosterior) -> float:
         """Sum of lambda psi' S psi."""
         roots = cast(Tensor, q.root).cpu()
         pairs = zip(sites.matrices, roots, strict=True)
         return float(sum(((B @ root) * root).sum() for B, root in pairs))
 
-    def quadratic(self, sites: SiteSums, q: Posterior) -> float:
+    def quadratic(self, sites: SiteSums, q: VariationalPosterior) -> float:
         """Sum of lambda (psi' m)^2."""
         pairs = zip(sites.matrices, q.mean.cpu().T, strict=True)
         return float(sum(m @ B @ m for B, m in pairs))
@@ -298,7 +302,7 @@ class BlocksProblem:
         blocks: Any,  # of which `Data` are read, on the device and in the dtype of Z
         rows: LocalRows | FullRows,
         *,
-        cg_tol: float,  # as of `natural.fit_sites`; likewise the next
+        cg_tol: float,  # as of `natural.fit_natural_sites`; likewise the next
         cg_max_iter: int,
         callback: Callback | None = None,  # hears of the rows read
     ) -> None:
@@ -306,10 +310,10 @@ class BlocksProblem:
         self.options = {"tol": cg_tol, "max_iter": cg_max_iter, "warn": False}
         self.likelihood, self.is_signed = rows.likelihood, rows.is_signed
         self._prior: Any = None
-        self._last: tuple[Posterior, bool, SiteSums] | None = None
+        self._last: tuple[VariationalPosterior, bool, SiteSums] | None = None
         self._n_passes = 0  # that came to their end
 
-    def start(self, q: Posterior | None) -> SitesFit:
+    def start(self, q: VariationalPosterior | None) -> SitesFit:
         """At q, with the sites there; or without data, with none."""
         at = self.rows.begin() if q is None else q
         sums = self._pass(at)
@@ -327,13 +331,13 @@ class BlocksProblem:
         entry = {"n_cg": found.n_iter, "cg_residual": float(found.residual.max())}
         return SitesFit(q, sites, bound if math.isfinite(bound) else -math.inf, q.mean), entry
 
-    def sites(self, q: Posterior, *, signed: bool = False) -> SiteSums:
+    def sites(self, q: VariationalPosterior, *, signed: bool = False) -> SiteSums:
         """The sites that a full step from q goes to."""
         if self._last is None or self._last[0] is not q or self._last[1] != signed:
             self._pass(q, signed=signed)
         return cast(tuple, self._last)[2]
 
-    def _pass(self, q: Posterior, *, signed: bool = False) -> PassSums:
+    def _pass(self, q: VariationalPosterior, *, signed: bool = False) -> PassSums:
         first = self._prior is None
         statistic = partial(self.rows, q=q, first=first, signed=signed)
         sums = self.blocks.sum(statistic, self._hear)
@@ -349,7 +353,7 @@ class BlocksProblem:
         if stops and self._n_passes >= defaults.FIRST_PASSES:
             raise Stopped
 
-    def _gaussian_fit(self, sites: SiteSums, q: Posterior) -> float:
+    def _gaussian_fit(self, sites: SiteSums, q: VariationalPosterior) -> float:
         """The expected log-likelihood at any q, which Gaussian sites know."""
         said, rest = sites.constants.tolist()
         linear = float((sites.columns[0] * q.mean.cpu()).sum())

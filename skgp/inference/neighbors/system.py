@@ -50,7 +50,7 @@ from torch import Tensor
 
 from skgp.data import Data
 from skgp.inference import defaults
-from skgp.inference.natural import FullSystem, Posterior, Sites, fit_sites
+from skgp.inference.natural import FullSystem, Sites, VariationalPosterior, fit_natural_sites
 from skgp.inference.neighbors.assembly import (
     ROOM,
     LocalPrior,
@@ -140,7 +140,7 @@ class LocalSystem:
 
     def solve(
         self, sites: Sites, *, start: Tensor | None = None, **options
-    ) -> tuple[Posterior, CGResult]:
+    ) -> tuple[VariationalPosterior, CGResult]:
         """q(u): m by conjugate gradients from `start` (M, c), preconditioned by the diagonal.
 
         O((n H + nnz Q) c) an iteration; `options` are those of :func:`~skgp.linalg.cg.block_cg`.
@@ -154,7 +154,7 @@ class LocalSystem:
             X0=start,
             **options,
         )
-        return Posterior(found.solution, self.variance(sites)), found
+        return VariationalPosterior(found.solution, self.variance(sites)), found
 
     def variance(self, sites: Sites) -> Tensor:
         """Diagonal of S, (M, c).
@@ -164,12 +164,12 @@ class LocalSystem:
         curvature = self.rows.collect_squares(sites.curvature)
         return local_variance(self.prior, self._prior_diagonal(), curvature)
 
-    def moments(self, q: Posterior) -> tuple[Tensor, Tensor]:
+    def moments(self, q: VariationalPosterior) -> tuple[Tensor, Tensor]:
         """Mean and variance (n, c) of f, without prior means."""
         explained = self.rows.project_squares(q.var)
         return self.rows.project(q.mean), self.rows.variance[:, None] + explained
 
-    def divergence(self, q: Posterior) -> Tensor:
+    def divergence(self, q: VariationalPosterior) -> Tensor:
         """What the bound subtracts from the expected log-likelihood, in nats."""
         value = self.prior.divergence(q.mean, q.var)
         if self.anchor is None:
@@ -273,7 +273,7 @@ def update(
     """The posterior of a diagonal covariance after a batch of data.
 
     kappa is kl_factor M / H by default. Rows that the inducing points explain least of join them,
-    up to `max_inducing` in all. `steps` go to :func:`~skgp.inference.natural.fit_sites`.
+    up to `max_inducing` in all. `steps` go to :func:`~skgp.inference.natural.fit_natural_sites`.
     """
     X, likelihood = data.X, likelihood.at(data.offset)
     state = _with_new_inducing(state, X, n_neighbors, max_inducing, neighbors)
@@ -290,7 +290,7 @@ def update(
 
     system = LocalSystem(rows, prior, data.weight, anchor)
     offset = state.offset + rows.project(state.mean)
-    fit = fit_sites(system, data.y, likelihood, offset=offset, **steps)
+    fit = fit_natural_sites(system, data.y, likelihood, offset=offset, **steps)
     after = state.with_posterior(state.mean + fit.q.mean, var=fit.q.var)
     return after, summarize(system, fit.sites, summary.rows_seen)
 
@@ -321,7 +321,7 @@ def update_full(
         m0 = state.mean[:, l]
         system = FullSystem(features @ root, variance, kl_weight, data.weight, root)
         offset = state.offset[l] + (features @ m0)[:, None]
-        fit = fit_sites(system, data.y[:, l : l + 1], likelihood, offset=offset, **steps)
+        fit = fit_natural_sites(system, data.y[:, l : l + 1], likelihood, offset=offset, **steps)
         q = system.unwhitened(fit.q)
         means.append(m0 + q.mean[:, 0])
         roots.append(cast(Tensor, q.root)[0])

@@ -101,7 +101,7 @@ def fit_relevance_stochastic(
     rows = torch.arange(len(X)) if candidates is None else candidates
     generator = host_generator(generator)
     device = X.device if isinstance(X, Tensor) else torch.device("cpu")
-    state = SparseState.start(kernel, X, y, rows, noise_variance, n_support, generator, device)
+    state = RelevanceState.start(kernel, X, y, rows, noise_variance, n_support, generator, device)
     solver = RelevanceSolver(X, y, state.basis, state, options, generator)
     solver.learn_noise = learn_noise
     watch = None if callback is None else lambda iteration, info: callback(iteration + 1, info)
@@ -138,7 +138,7 @@ class SparseBasis(InducingBasis):
 
 
 @dataclass
-class SparseState:
+class RelevanceState:
     """The functions that are left, and where their parameters are.
 
     q(w) is N(mu, diag(c^2)) over them; c follows from Proposition 1 and is never stored.
@@ -168,7 +168,7 @@ class SparseState:
         n_support: int,
         generator: torch.Generator,
         device: torch.device | str = "cpu",
-    ) -> "SparseState":
+    ) -> "RelevanceState":
         """Start from mu = 0 and hardly any prior, with support rows drawn from the data."""
         n = len(X)
         support = sample_without_replacement(n, min(n_support, n), generator=generator)

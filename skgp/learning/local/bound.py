@@ -50,7 +50,7 @@ from skgp.linalg.cholesky import jittered_cholesky
 
 
 @dataclass(frozen=True)
-class Objective:
+class LocalObjective:
     """What to maximise and over what."""
 
     likelihood: Likelihood  # with its free parameters
@@ -72,7 +72,7 @@ def bound(
     state: SWSGPState,
     data: Data,
     active: Tensor,
-    objective: Objective,
+    objective: LocalObjective,
     *,
     theta: Tensor | None = None,
     total: float | None = None,
@@ -92,7 +92,7 @@ def bound(
 
 
 @torch.no_grad()
-def total_bound(state: SWSGPState, data: Data, active: Tensor, objective: Objective) -> float:
+def total_bound(state: SWSGPState, data: Data, active: Tensor, objective: LocalObjective) -> float:
     """The bound of all rows, in nats; a tile at a time, without gradients."""
     return sum(
         float(bound(state, data.take(rows), active[rows], objective, total=data.total))

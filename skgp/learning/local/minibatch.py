@@ -46,7 +46,7 @@ from skgp.inference.neighbors.posterior import SWSGPState
 from skgp.inference.neighbors.search import NeighborSearch
 from skgp.kernels.scales import length_scales
 from skgp.learning.defaults import LEARNING_RATE
-from skgp.learning.local.bound import Objective, bound, latent_moments
+from skgp.learning.local.bound import LocalObjective, bound, latent_moments
 from skgp.learning.local.defaults import (
     FALLING,
     LOCAL_RATE_SHARES,
@@ -139,7 +139,7 @@ def polish(
     state: SWSGPState,
     data: Data,
     search: Search,
-    objective: Objective,
+    objective: LocalObjective,
     *,
     held_out: Data,
     held_out_search: Search,
@@ -165,7 +165,7 @@ def polish(
 
 @torch.no_grad()
 def negative_log_predictive(
-    state: SWSGPState, data: Data, active: Tensor, objective: Objective
+    state: SWSGPState, data: Data, active: Tensor, objective: LocalObjective
 ) -> Tensor:
     """-log p(y) of each row, summed over the latent functions, in nats; shape (n,)."""
     likelihood = data.likelihood(objective.likelihood.with_parameters(state.likelihood))
@@ -197,7 +197,7 @@ def fit_minibatch(
     state: SWSGPState,
     data: Data | MappedBlocks,  # n rows, or what reads them
     find: Finder,  # `of_all` or `of_minibatches`; called once where neither kernel nor Z moves
-    objective: Objective,
+    objective: LocalObjective,
     *,
     generator: torch.Generator,
     max_iter: int,  # steps
@@ -246,7 +246,7 @@ class LocalCoordinates(Coordinates):
     row in its standard deviation.
     """
 
-    def __init__(self, state: SWSGPState, objective: Objective) -> None:
+    def __init__(self, state: SWSGPState, objective: LocalObjective) -> None:
         super().__init__(state, objective, state.Z)
         self.std = state.variance().sqrt()  # (M, c)
 
@@ -288,7 +288,7 @@ class _MinibatchLoss:
     def __init__(
         self,
         around: LocalCoordinates,
-        objective: Objective,
+        objective: LocalObjective,
         leaves: Mapping[str, Tensor],
         data: Data | MappedBlocks,
         find: Finder,

@@ -30,7 +30,7 @@ import torch
 from torch import Tensor
 
 from skgp.data import Data
-from skgp.inference.natural import Posterior, fit_sites
+from skgp.inference.natural import VariationalPosterior, fit_natural_sites
 from skgp.inference.neighbors.assembly import compressed_rows
 from skgp.inference.neighbors.conditionals import Tiles
 from skgp.inference.neighbors.search import active_sets
@@ -114,7 +114,7 @@ class Prior:
     data: Data  # all rows, perhaps in another order
     held_out: LeftOut | None = None  # if any were
     system: LocalSystem | None = None  # of `data` under this prior
-    start: Posterior | None = None  # of the inducing points
+    start: VariationalPosterior | None = None  # of the inducing points
     history: list[float] = field(default_factory=list)  # scores of the rows held out, in nats
 
 
@@ -220,7 +220,7 @@ def _systems(
 
 def _of_all_points(
     found: "Trial", rows: RowWeights, own: Tensor, others: Tensor, offset: Tensor
-) -> Posterior:
+) -> VariationalPosterior:
     """q(u) of all inducing points: as learned at `others` (M,), as predicted at those left out.
 
     `own` are the inducing points that the rows held out are, -1 for none.
@@ -230,7 +230,7 @@ def _of_all_points(
     mean[others], var[others] = found.q.mean, found.q.var
     mean[own[out]] = (found.mean - offset)[out]
     var[own[out]] = rows.project_squares(found.q.var)[out]
-    return Posterior(mean, var)
+    return VariationalPosterior(mean, var)
 
 
 @dataclass(frozen=True)
@@ -239,7 +239,7 @@ class Trial:
 
     amplitude: float  # of the kernel
     kl_factor: float
-    q: Posterior  # learned from the other rows
+    q: VariationalPosterior  # learned from the other rows
     mean: Tensor  # (p, c); of f at the rows held out
     var: Tensor  # (p, c)
     losses: Tensor  # (p,); negative log predictive densities, in nats
@@ -316,8 +316,8 @@ class _Search:
         self.trial = trials[chosen]
         return chosen > 0
 
-    def _fit(self, amplitude: float, kl_factor: float, start: Posterior | None) -> Trial:
-        fit = fit_sites(
+    def _fit(self, amplitude: float, kl_factor: float, start: VariationalPosterior | None) -> Trial:
+        fit = fit_natural_sites(
             rescaled(self.system, amplitude, kl_factor),
             self.data.y,
             self.likelihood.at(self.data.offset),

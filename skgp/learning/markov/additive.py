@@ -321,7 +321,7 @@ class _RegressionBound(SeriesBound):
 
 
 def with_terms(series: Any, offset: float, terms: Terms, likelihood: Likelihood) -> Any:
-    """The `Objective` of a series with terms."""
+    """The `SeriesObjective` of a series with terms."""
     if likelihood.is_gaussian:
         return RegressionEvidence(series, terms)
     return RegressionElbo(series, offset, terms, likelihood)

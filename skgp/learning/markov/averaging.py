@@ -44,7 +44,7 @@ from skgp.kernels import LocalLinearTrend
 from skgp.kernels.expression import summands
 from skgp.kernels.series_parts import begun_as_freely, is_of_no_season
 from skgp.learning.markov import defaults
-from skgp.learning.markov.objectives import Component, Objective
+from skgp.learning.markov.objectives import Component, SeriesObjective
 from skgp.learning.markov.refinement import with_fine_form
 from skgp.learning.markov.scoring import SeriesLoss, scored_climb, short_climb
 from skgp.learning.markov.search import Climb, Search
@@ -84,7 +84,7 @@ class SeriesPosterior(Density):
     def __init__(
         self,
         components: Sequence[Component],
-        objective: Objective,
+        objective: SeriesObjective,
         likelihood: Likelihood,
         medians: np.ndarray,  # (p,) of the priors, in logarithms
         prior_sd: np.ndarray,  # (p,)
@@ -151,7 +151,7 @@ def leaves_open(found: Search, n_rows: int) -> bool:
 def averaged(
     found: Search,
     starts: Sequence[Component],
-    objective: Objective,
+    objective: SeriesObjective,
     likelihood: Likelihood,
     series: Series,
     rest: Series,
@@ -183,7 +183,7 @@ def averaged(
 
 
 def _over_line(
-    found: Search, objective: Objective, likelihood: Likelihood, series: Series
+    found: Search, objective: SeriesObjective, likelihood: Likelihood, series: Series
 ) -> tuple[Search, float]:
     """The process above a line, and its share."""
     make, (process, *_) = parts_of(series), found.components
@@ -217,7 +217,7 @@ def _with_rival(points: Average, found: Search, rival: Search, share: float) -> 
 def average(
     found: Search,
     starts: Sequence[Component],
-    objective: Objective,
+    objective: SeriesObjective,
     likelihood: Likelihood,
     series: Series,
 ) -> Average:
@@ -236,7 +236,7 @@ def average(
     return _nodes(posterior, at_mode, mode.u, mode.log_density, moves, 3.0, 1 / 6)
 
 
-def around(found: Search, objective: Objective, likelihood: Likelihood) -> Average | None:
+def around(found: Search, objective: SeriesObjective, likelihood: Likelihood) -> Average | None:
     """Points about where the search of a series ended, if it has parts beside seasons."""
     place = np.concatenate([*(each.theta for each in found.components), found.parameters])
     sd = np.full(len(place), defaults.FISHER_RIDGE**-0.5)

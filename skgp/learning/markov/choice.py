@@ -29,7 +29,7 @@ from torch import Tensor
 from skgp.inference.markov.series import Series
 from skgp.kernels.hyperparameters import n_dims_of
 from skgp.learning.markov import defaults
-from skgp.learning.markov.objectives import Component, Objective
+from skgp.learning.markov.objectives import Component, SeriesObjective
 from skgp.learning.markov.scoring import SeriesLoss, short_climb
 from skgp.learning.markov.search import Climb, Search, maximise
 from skgp.likelihoods import Likelihood
@@ -38,7 +38,7 @@ from skgp.linalg.runtime import Callback
 
 def choose_kernel(
     kernels: Sequence[Any],
-    make_objective: Callable[[Sequence[Series]], Objective],
+    make_objective: Callable[[Sequence[Series]], SeriesObjective],
     processes: Sequence[Series],
     likelihood: Likelihood,
     callback: Callback | None = None,
@@ -137,7 +137,7 @@ def _tell(n_rows: float, n_dims: int) -> bool:
     return defaults.ROWS_A_PARAMETER * n_dims <= n_rows
 
 
-def evidence_at(search: Search, objective: Objective, likelihood: Likelihood) -> float:
+def evidence_at(search: Search, objective: SeriesObjective, likelihood: Likelihood) -> float:
     """Evidence, maybe of other data, at the hyper-parameters that a search found."""
     options: dict[str, Any] = {"parameters": search.parameters, "max_iter": 0}
     return maximise(search.components, objective, likelihood, **options).value
@@ -145,7 +145,7 @@ def evidence_at(search: Search, objective: Objective, likelihood: Likelihood) ->
 
 def _search_scale(
     component: Component,
-    objective: Objective,
+    objective: SeriesObjective,
     likelihood: Likelihood,
     series: Series,
     *,
@@ -184,7 +184,7 @@ class CommonClimb(Climb):
     """The evidence as a loss at a place: a, b and the parameters of the likelihood."""
 
     def __init__(
-        self, kernels: Sequence[Any], objective: Objective, likelihood: Likelihood
+        self, kernels: Sequence[Any], objective: SeriesObjective, likelihood: Likelihood
     ) -> None:
         super().__init__(kernels, objective, likelihood)
         groups = [(each.is_amplitude, each.is_length_scale) for each in self.components]
@@ -237,7 +237,7 @@ class CommonClimb(Climb):
 
 def climb_columns(
     kernels: Sequence[Any],
-    objective: Objective,
+    objective: SeriesObjective,
     likelihood: Likelihood,
     prior: Sequence[Any],
     parameters: Tensor | None = None,
@@ -266,7 +266,7 @@ def climb_columns(
 
 
 def common_columns(
-    objective: Objective, likelihood: Likelihood, prior: Sequence[Any], **ends: Any
+    objective: SeriesObjective, likelihood: Likelihood, prior: Sequence[Any], **ends: Any
 ) -> Search | None:
     """The maximum of common factors of the kernels of a `prior`; None of many rows."""
     if objective.total > defaults.FEW_ADDITIVE_ROWS:
@@ -276,7 +276,7 @@ def common_columns(
 
 
 def apart_if_likelier(
-    apart: Search, together: Search | None, objective: Objective, likelihood: Likelihood
+    apart: Search, together: Search | None, objective: SeriesObjective, likelihood: Likelihood
 ) -> Search:
     r"""Hyper-parameters of each column, or common ones where these do not gain enough.
 

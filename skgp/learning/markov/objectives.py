@@ -52,7 +52,7 @@ class Evaluation:
     knot_gradient: Tensor | None = None  # (M,) in the inducing locations, where there are any
 
 
-class Objective(Protocol):
+class SeriesObjective(Protocol):
     """The evidence of data as a function of their dynamics and their likelihood.
 
     An ELBO is good to about `tol` nats per observation, where the objective heeds it.
@@ -193,7 +193,7 @@ class ClosedForm:
     def __call__(
         self, dynamics: Processes, parameters: Tensor, knots: Knots = None, *, tol: float = ELBO_TOL
     ) -> Evaluation:
-        """As of `Objective`, exact."""
+        """As of `SeriesObjective`, exact."""
         value, slope, q = self.assess(dynamics, math.exp(float(parameters[0])))
         return Evaluation(value, q, parameters.new_tensor([slope]), q.gradients)
 
@@ -364,7 +364,7 @@ class VariationalEvidence(SitesElbo):
 class SharedEvidence:
     """Sum of the evidences of several latent processes that share dynamics and likelihood."""
 
-    def __init__(self, objectives: Sequence[Objective]) -> None:
+    def __init__(self, objectives: Sequence[SeriesObjective]) -> None:
         self.objectives = objectives
         self.total = objectives[0].total
 

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from skgp.inference.markov.short_gaussian import ShortEvidence, ShortSeries
 from skgp.learning.markov import defaults
-from skgp.learning.markov.objectives import Component, Objective
+from skgp.learning.markov.objectives import Component, SeriesObjective
 from skgp.learning.markov.search import Search, maximise
 from skgp.likelihoods import Likelihood
 from skgp.linalg.runtime import Callback
@@ -35,7 +35,7 @@ _SHORT = {"max_evaluations": defaults.CHOICE_ITER, "tol": defaults.CHOICE_NATS}
 
 def short_climb(
     component: Component,
-    objective: Objective,
+    objective: SeriesObjective,
     likelihood: Likelihood,
     parameters: Tensor | None = None,
     worth: float = -math.inf,
@@ -47,7 +47,7 @@ def short_climb(
 
 def plain_climb(
     component: Component,
-    objective: Objective,
+    objective: SeriesObjective,
     likelihood: Likelihood,
     parameters: Tensor | None = None,
 ) -> Search:
@@ -67,7 +67,7 @@ def plain_climb(
 
 def scored_climb(
     component: Component,
-    objective: Objective,
+    objective: SeriesObjective,
     likelihood: Likelihood,
     parameters: Tensor | None,
     worth: float = -math.inf,
@@ -115,7 +115,7 @@ def scored_climb(
 
 def settle(
     component: Component,
-    objective: Objective,
+    objective: SeriesObjective,
     likelihood: Likelihood,
     parameters: Tensor | None,
     *,
@@ -152,7 +152,7 @@ class SeriesLoss:
             self._slopes[:-1, :-1], self._slopes[-1, -1] = slopes[:, moving], 1.0
 
     @staticmethod
-    def of(component: Component, objective: Objective) -> "SeriesLoss | None":
+    def of(component: Component, objective: SeriesObjective) -> "SeriesLoss | None":
         """None where the evidence has no closed form, or the dynamics are not affine in theta."""
         evidence = single(objective)
         if not hasattr(evidence, "assess") or component.slopes is None:
@@ -222,7 +222,7 @@ class SeriesLoss:
         return Search([moved], noise, value, len(values), history)
 
 
-def promised_gain(found: Search, part: Component, objective: Objective) -> float:
+def promised_gain(found: Search, part: Component, objective: SeriesObjective) -> float:
     """Nats that a process beside those where a search ended promises, whatever its length scale.
 
     By `ShortEvidence.gains`; infinite where that is not known.

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from skgp.learning.markov.defaults import INNER, LEAST_GAP, NOISE_LOG_SD, PRIOR_LOG_SD
-from skgp.learning.markov.objectives import Component, Evaluation, Objective
+from skgp.learning.markov.objectives import Component, Evaluation, SeriesObjective
 from skgp.likelihoods import Likelihood
 from skgp.linalg.runtime import Callback
 from skgp.optim.bfgs import LBFGSResult, minimize_lbfgs
@@ -42,7 +42,7 @@ class Search:
 
 def maximise(
     kernels: Sequence[Any],  # or `Component`s: one each, without noise
-    objective: Objective,
+    objective: SeriesObjective,
     likelihood: Likelihood,  # bounds of its free parameters, and start unless these are given
     *,
     parameters: Tensor | None = None,  # (p,) of the likelihood, to start from
@@ -91,7 +91,7 @@ class Climb:
     def __init__(
         self,
         kernels: Sequence[Any],
-        objective: Objective,
+        objective: SeriesObjective,
         likelihood: Likelihood,
         knots: Tensor | None = None,
         learn_knots: bool = False,

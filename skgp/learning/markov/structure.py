@@ -47,7 +47,7 @@ from skgp.kernels.expression import summands
 from skgp.kernels.sde import Dynamics, state_space
 from skgp.kernels.series_parts import SeriesParts, total
 from skgp.learning.markov import defaults
-from skgp.learning.markov.objectives import Component, GaussianEvidence, Objective
+from skgp.learning.markov.objectives import Component, GaussianEvidence, SeriesObjective
 from skgp.learning.markov.scoring import promised_gain, short_climb
 from skgp.learning.markov.search import Search
 from skgp.learning.markov.waves import (
@@ -82,7 +82,7 @@ class Structure(NamedTuple):
 
 
 def with_structure(
-    best: Search, series: Series, objective: Objective, likelihood: Likelihood
+    best: Search, series: Series, objective: SeriesObjective, likelihood: Likelihood
 ) -> Structure:
     """A smooth kernel, and those with trend and seasons, by their criteria; see the module.
 

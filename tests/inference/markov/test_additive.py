@@ -464,18 +464,6 @@ def test_samples_have_the_moments_of_the_posterior(route):
     assert_close(draws[0], draws[4], 1e-6)
 
 
-@pytest.mark.parametrize(("route", "most"), [("rows", 8 * 5 * 100 + 4000), ("mean_field", 8000)])
-def test_state_pickles_small_and_predicts_the_same(route, most):
-    X, y = make_data(100 if route == "rows" else 400)
-    X = X if route == "rows" else (4 * X).round() / 4
-    state, _ = fixed(X, y, route=route)
-    expected = state.moments(NEW)
-    data = pickle.dumps(state)
-    assert len(data) < most
-    for found, value in zip(pickle.loads(data).moments(NEW), expected, strict=True):
-        assert_close(found, value, 0)
-
-
 def test_bad_arguments_are_named():
     X, y = make_data()
     with pytest.raises(ValueError, match="n_bins must be at least 2"):

@@ -56,15 +56,6 @@ def test_mean_and_variance_are_those_of_neighbours_that_fade_and_a_few_more(weig
     assert_same(m.mean(x), mean)
 
 
-def test_mean_and_variance_do_not_depend_on_the_batch():
-    m = model(*problem())
-    x = problem(30, seed=1)[0]
-    mean, var = m.mean_and_variance(x)
-    alone = [m.mean_and_variance(row[None]) for row in x]
-    torch.testing.assert_close(mean, torch.cat([a for a, _ in alone]), rtol=0, atol=1e-12)
-    torch.testing.assert_close(var, torch.cat([b for _, b in alone]), rtol=0, atol=1e-12)
-
-
 def test_leave_out_conditions_a_row_on_the_others_alone():
     X, T = problem()
     X = torch.cat([X, X[:20]])  # duplicates: the twin stays, by its index, and the row itself goes

@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from sklearn.gaussian_process.kernels import RBF, ConstantKernel
+from sklearn.gaussian_process.kernels import RBF
 
 from skgp.inference.defaults import SHARED_JITTER
 from skgp.inference.neighbors import posterior as module
@@ -224,14 +224,3 @@ def test_union_kriging_is_a_gp_on_the_union(weighted):
     np.testing.assert_allclose(mean, expected, rtol=0, atol=1e-9)
     expected = model.kernel(X) - k.T @ np.linalg.solve(K, k)
     np.testing.assert_allclose(covariance[0], expected, rtol=0, atol=1e-9)
-
-
-def test_state_pickles_to_the_same_tensors_and_its_own_size_though_it_views_more():
-    many = torch.zeros(100_000, 2, dtype=torch.float64)
-    kernel = ConstantKernel(2.0) * RBF([0.5, 0.7])
-    state = SWSGPState.prior(kernel, many[0, :1], many[:50], many[0, :1])
-    again = pickle.loads(pickle.dumps(state))
-    assert len(pickle.dumps(state)) < 5_000 and again.kernel == state.kernel
-    for name in ("likelihood", "Z", "mean", "var", "offset"):
-        assert torch.equal(getattr(state, name), getattr(again, name)), name
-    torch.testing.assert_close(state.variance(), torch.full((50, 1), 2.0, dtype=torch.float64))

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from skgp.data import Data
-from skgp.inference.natural import fit_sites
+from skgp.inference.natural import fit_natural_sites
 from skgp.inference.neighbors.conditionals import Tiles
 from skgp.inference.neighbors.posterior import SWSGPPosterior, SWSGPState
 from skgp.inference.neighbors.search import NeighborSearch
@@ -40,7 +40,7 @@ def fitted(problem, likelihood):
     system = local_system(
         Tiles(problem.kernel, X, Z, active), kl_weight=problem.kl_weight, weight=weight
     )
-    found = fit_sites(system, Y, likelihood, offset=offset, **TIGHT)
+    found = fit_natural_sites(system, Y, likelihood, offset=offset, **TIGHT)
     return state_of(problem, found.q.mean, found.q.var), summarize(system, found.sites)
 
 
@@ -191,7 +191,7 @@ def test_rows_that_are_known_add_no_inducing_points():
 def fitted_full(problem, likelihood):
     X, Y, Z, _, offset, weight = problem.tensors
     system = full_system(problem.kernel, X, Z, weight=weight)
-    q = system.unwhitened(fit_sites(system, Y, likelihood, offset=offset, **TIGHT).q)
+    q = system.unwhitened(fit_natural_sites(system, Y, likelihood, offset=offset, **TIGHT).q)
     prior = SWSGPState.prior(problem.kernel, offset[:0], Z, offset)
     return prior.with_posterior(q.mean, root=q.root)
 

@@ -7,7 +7,7 @@ import torch
 from skgp.blocks import sum_of_neighbors
 from skgp.data import Data
 from skgp.inference.defaults import SHARED_JITTER
-from skgp.inference.natural import FullSystem, fit_sites, natural_steps
+from skgp.inference.natural import FullSystem, fit_natural_sites, natural_steps
 from skgp.inference.neighbors.conditionals import SharedConditionals, Tiles
 from skgp.inference.neighbors.search import active_sets
 from skgp.inference.neighbors.sums import BlocksProblem, FullRows, LocalRows
@@ -60,7 +60,7 @@ def in_memory(data, s, start=None):
     active = active_sets(s["kernel"], data.X, s["Z"], s["n_neighbors"])
     tiles = Tiles(s["kernel"], data.X, s["Z"], active)
     system = local_system(tiles, kl_weight=s["kl_weight"], weight=data.weight)
-    return fit_sites(
+    return fit_natural_sites(
         system, data.y, s["likelihood"], offset=s["offset"], start=start, **TIGHT, **CG
     )
 
@@ -68,7 +68,7 @@ def in_memory(data, s, start=None):
 def in_memory_full(data, s):
     given = SharedConditionals(s["kernel"], s["Z"], SHARED_JITTER * gram_diag(s["kernel"], s["Z"]))
     system = FullSystem(*given.features(data.X), s["kl_weight"], data.weight, given.factor)
-    return fit_sites(system, data.y, s["likelihood"], offset=s["offset"], **TIGHT)
+    return fit_natural_sites(system, data.y, s["likelihood"], offset=s["offset"], **TIGHT)
 
 
 def assert_same(found, expected, rtol=1e-6):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from skgp.inference.natural import Posterior, Sites
+from skgp.inference.natural import Sites, VariationalPosterior
 from skgp.inference.neighbors import assembly as module
 from skgp.inference.neighbors.assembly import local_prior
 from skgp.inference.neighbors.conditionals import Tiles
@@ -102,7 +102,7 @@ def test_divergence_and_moments_equal_the_dense_ones(n_neighbors):
     problem = dense.make_problem("matern", n_latent=2, weighted=True, n_neighbors=n_neighbors)
     mean, covariance = dense.random_posterior(12, 2)
     var = np.diagonal(covariance, axis1=1, axis2=2).T.copy()
-    q = Posterior(torch.tensor(mean), torch.tensor(var))
+    q = VariationalPosterior(torch.tensor(mean), torch.tensor(var))
     system = system_of(problem)
     expected = dense.divergence(problem, mean, dense.diagonal(var))
     np.testing.assert_allclose(float(system.divergence(q)), expected, rtol=1e-10)

@@ -9,8 +9,8 @@ from skgp.datasets import make_sinc
 from skgp.inference.relevance.evidence import choose_candidates, fit_relevance
 from skgp.inference.relevance.stochastic import (
     RelevanceSolver,
+    RelevanceState,
     SparseBasis,
-    SparseState,
     fit_relevance_stochastic,
     log_precision_gradient,
     newton_direction,
@@ -134,7 +134,7 @@ def test_newton_direction_solves_its_system(k, rng):
 
 
 def solver_of(X, y, rows, noise, n_support, generator, **options):
-    state = SparseState.start(KERNEL, X, y, rows, noise, n_support, generator)
+    state = RelevanceState.start(KERNEL, X, y, rows, noise, n_support, generator)
     return RelevanceSolver(X, y, state.basis, state, SGDOptions(decay=1.0, **options), generator)
 
 

@@ -190,19 +190,6 @@ def test_loss_estimates_the_negative_elbo():
     np.testing.assert_allclose(again.history["loss"][-1], expected, rtol=1e-6)
 
 
-def test_fit_reads_read_only_memory_maps(tmp_path):
-    X, y = sine_data()
-    np.save(tmp_path / "X.npy", X)
-    np.save(tmp_path / "y.npy", y)
-    mapped = [np.load(tmp_path / name, mmap_mode="r") for name in ("X.npy", "y.npy")]
-    from_file = Fit(fourier_basis(), *mapped, max_iter=20)
-    from_memory = Fit(fourier_basis(), X, y, max_iter=20)
-    from_tensor = Fit(fourier_basis(), torch.tensor(X), torch.tensor(y), max_iter=20)
-    assert_same(from_file.mu, from_memory.mu)
-    assert_same(from_file.mu, from_tensor.mu)
-    assert not torch.equal(from_memory.mu, Fit(fourier_basis(), X, y, seed=1, max_iter=20).mu)
-
-
 @pytest.mark.parametrize("optimizer", ["nystrom", "adagrad", "adam"])
 def test_warm_start_continues_a_fit(optimizer):
     X, y = sine_data()

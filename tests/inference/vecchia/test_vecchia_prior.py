@@ -137,12 +137,6 @@ def squared(root):
     return root.matmul(root.rmatmul(torch.eye(root.n_rows, dtype=torch.float64))).numpy()
 
 
-def test_all_neighbors_are_the_exact_process():
-    root, _ = root_and_covariance(N - 1, None)
-    K = KERNEL(points()) + 1e-4 * 1.3 * np.eye(N)
-    np.testing.assert_allclose(squared(root), K, atol=1e-11)
-
-
 def test_replicates_and_noises_of_each_row():
     X = np.repeat(points(20), 3, axis=0)
     noise = np.random.default_rng(3).random(N) + 0.1

@@ -94,20 +94,3 @@ def test_rows_estimate_the_sums_of_all(m):
     if not m:  # no inducing points: the density is a sum over the rows
         mean = sum(half.log_density() for half in halves) / 2
         torch.testing.assert_close(mean, whole.log_density())
-
-
-@pytest.mark.parametrize("m", [0, 8])
-def test_gradient_of_some_rows_is_that_of_their_estimate(m):
-    X, Y, noise = problem()
-    Z, Y = inducing(X, m), torch.tensor(Y)
-    index, _ = neighbor_sets(X, Z, 5)
-
-    def estimate(theta):
-        some = conditionals(theta, X, noise, index, Z, slice(0, N, 3))
-        return some, sums(some, Y, n=N)
-
-    some, at = estimate(KERNEL.theta)
-    gradient = some.gradient(at.cotangents(Y))[0].numpy()
-    for i, step in enumerate(1e-5 * np.eye(len(gradient))):
-        ends = [estimate(KERNEL.theta + s)[1].log_density() for s in (step, -step)]
-        np.testing.assert_allclose(gradient[i], (ends[0] - ends[1]) / 2e-5, atol=1e-5)

@@ -9,7 +9,13 @@ from skgp.data import Data
 from skgp.inference.neighbors.conditionals import local_conditionals
 from skgp.inference.neighbors.posterior import SWSGPState
 from skgp.kernels.gram import gram, gram_diag
-from skgp.learning.local.bound import Objective, bound, latent_moments, local_moments, total_bound
+from skgp.learning.local.bound import (
+    LocalObjective,
+    bound,
+    latent_moments,
+    local_moments,
+    total_bound,
+)
 from skgp.likelihoods import Bernoulli, Gaussian
 from tests.reference import svgp
 
@@ -26,7 +32,7 @@ def problem(n=12, M=8, H=4, c=2, *, kernel=MATERN, labels=False, full=False, wei
     X, Z = (torch.tensor(rng.normal(size=(size, 2))) for size in (n, M))
     y = torch.tensor(rng.normal(size=(n, c)))
     weight = torch.tensor(rng.uniform(0.5, 2.0, n)) if weighted else None
-    objective = Objective(PROBIT if labels else GAUSSIAN, M / H)
+    objective = LocalObjective(PROBIT if labels else GAUSSIAN, M / H)
     mean, var = torch.tensor(rng.normal(size=(M, c))), torch.tensor(rng.uniform(0.1, 1, (M, c)))
     root = None
     if full:
@@ -215,7 +221,7 @@ def test_total_bound_adds_tiles(full, monkeypatch):
 def test_kl_weight_one_is_the_paper_and_greater_ones_lower_the_bound():
     state, data, active, objective = problem()
     values = [
-        float(bound(state, data, active, Objective(objective.likelihood, weight)))
+        float(bound(state, data, active, LocalObjective(objective.likelihood, weight)))
         for weight in (1.0, 2.0, 5.0)
     ]
     assert values[0] > values[1] > values[2]

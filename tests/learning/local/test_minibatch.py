@@ -12,7 +12,7 @@ from skgp.data import Data
 from skgp.inference.neighbors.posterior import SWSGPState
 from skgp.inference.neighbors.search import active_sets
 from skgp.learning.local import minibatch
-from skgp.learning.local.bound import Objective, bound, latent_moments, total_bound
+from skgp.learning.local.bound import LocalObjective, bound, latent_moments, total_bound
 from skgp.learning.local.minibatch import (
     LocalCoordinates,
     _Plateau,
@@ -56,7 +56,7 @@ def problem(n=200, M=20, H=5, *, labels=False, weighted=False, full=False, seed=
     )
     if full:
         state = state.with_posterior(state.mean, root=state.var.T.sqrt().diag_embed())
-    return state, data, nearest(X, H), Objective(likelihood, M / H)
+    return state, data, nearest(X, H), LocalObjective(likelihood, M / H)
 
 
 def nearest(X, H=5):

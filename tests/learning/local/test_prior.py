@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from skgp.data import Data
-from skgp.inference.natural import fit_sites
+from skgp.inference.natural import fit_natural_sites
 from skgp.inference.neighbors.conditionals import Tiles
 from skgp.inference.neighbors.search import NeighborSearch
 from skgp.inference.neighbors.system import RowWeights, local_system, row_weights
@@ -55,7 +55,8 @@ def test_rescaled_is_the_system_of_the_scaled_kernel(scales, target):
     expected = system_of(problem, scale_amplitude(problem.kernel, amplitude), kl_factor)
     _, Y, _, _, offset, _ = problem.tensors
     fits = [
-        fit_sites(each, Y, TARGETS[target], offset=offset, **TIGHT) for each in (found, expected)
+        fit_natural_sites(each, Y, TARGETS[target], offset=offset, **TIGHT)
+        for each in (found, expected)
     ]
     torch.testing.assert_close(fits[0].q.mean, fits[1].q.mean, rtol=1e-7, atol=1e-8)
     torch.testing.assert_close(fits[0].q.var, fits[1].q.var, rtol=1e-7, atol=1e-9)
@@ -123,7 +124,7 @@ def test_choice_is_no_worse_than_its_neighbours_by_chance():
     found, (system, data, held_out, out, likelihood, offset) = walk_of(30.0)
 
     def losses(amplitude):
-        fit = fit_sites(rescaled(system, amplitude, 1.0), data.y, likelihood, offset=offset)
+        fit = fit_natural_sites(rescaled(system, amplitude, 1.0), data.y, likelihood, offset=offset)
         var = amplitude * held_out.variance[:, None] + held_out.project_squares(fit.q.var)
         return negative_log_score(likelihood, out.y, held_out.project(fit.q.mean), var)
 
@@ -191,7 +192,7 @@ def test_coupling_is_the_best_for_the_rows_held_out():
         10.0, n_classes=3, amplitudes=(1.0, 1.0)
     )
     options = {"max_iter": 16, "tol": 1e-3, "cg_max_iter": 15, "cg_tol": 3e-3}
-    fit = fit_sites(system, data.y, likelihood, offset=offset, **options)
+    fit = fit_natural_sites(system, data.y, likelihood, offset=offset, **options)
     var = held_out.variance[:, None] + held_out.project_squares(fit.q.var)
     best = best_coupling(likelihood, out.y, held_out.project(fit.q.mean), var)
     assert best > 0

@@ -103,19 +103,6 @@ def test_bound_of_gaussian_noise_loses_no_digits_either():
     assert found.elbo == pytest.approx(exact_evidence(x, y, 1e-8)[0], abs=1e-9)
 
 
-def test_weights_of_rows_enter_as_repetitions():
-    x, y = problem(0.1)
-    weight = np.random.default_rng(1).integers(1, 4, len(x))
-    logs = torch.tensor([math.log(0.1)], dtype=torch.float64)
-    whole = make_series(torch.tensor(x), torch.tensor(y), torch.tensor(weight).double())
-    rows = torch.tensor(np.repeat(x, weight)), torch.tensor(np.repeat(y, weight))
-    found, expected = (GaussianEvidence(s)([dynamics()], logs) for s in (whole, make_series(*rows)))
-    assert found.value == pytest.approx(expected.value, rel=1e-12)
-    pairs = zip(found.gradients(), expected.gradients(), strict=True)
-    for a, b in (*pairs, (found.likelihood_gradient, expected.likelihood_gradient)):
-        torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-10)
-
-
 def test_parameters_of_one_structure_serve_forms_of_other_values():
     kernels = [c * Matern(s, nu=1.5) + Matern(2 * s, "fixed") for c, s in ((1.0, 0.3), (7.0, 11.0))]
     kernels += [ActiveDims(kernels[0], [2]), ActiveDims(Matern(0.4), [2]) + 3.0 * RBF(1.5)]

@@ -12,9 +12,7 @@ from skgp.learning.posterior import defaults as tuned
 from skgp.learning.posterior.log_posterior import LogPosterior
 from skgp.learning.posterior.modes import NeighborPosterior, approximate, laplace_modes
 from skgp.learning.posterior.priors import default_priors
-from skgp.learning.posterior.sampling import sample_by_density
 from skgp.learning.vecchia import VecchiaSettings, evidence_of
-from tests.covering import slow
 
 
 def make_posterior(n=60, weighted=False, kernel=None):
@@ -58,22 +56,6 @@ def test_all_neighbors_make_the_exact_posterior(kernel, weighted, n_inducing):
     assert value == pytest.approx(expected, rel=100 * tol)
     assert chain.log_density(u) == pytest.approx(value, rel=1e-12)
     np.testing.assert_allclose(gradient, expected_gradient, rtol=1e-4 if n_inducing else 1e-8)
-
-
-@pytest.mark.parametrize("weighted", slow([False, True], but=[True]))
-def test_all_neighbors_make_the_exact_samples(weighted, monkeypatch):
-    monkeypatch.setattr(tuned, "N_EARLIER", 1000)
-    exact = make_posterior(50, weighted)
-    rngs = [np.random.default_rng(3) for _ in range(2)]
-    target, modes = approximate(exact, rng=rngs[0])
-    expected = laplace_modes(exact, rng=rngs[1])
-    assert len(modes) == len(expected)
-    found, exact_samples = (
-        sample_by_density(each, modes=some, rng=rng, n_samples=64)
-        for each, some, rng in zip((target, exact), (modes, expected), rngs, strict=True)
-    )
-    np.testing.assert_allclose(found.u, exact_samples.u, rtol=1e-7, atol=1e-8)
-    np.testing.assert_allclose(found.weights, exact_samples.weights, rtol=1e-6, atol=1e-12)
 
 
 def test_some_rows_stand_for_all():

@@ -1,4 +1,4 @@
-r"""Regressors that model :math:`y = f + \varepsilon`, or :math:`\log y = f + \varepsilon`.
+r"""Scale of targets of which :math:`y = f + \varepsilon`, or :math:`\log y = f + \varepsilon`.
 
 The latter is for positive targets whose noise grows with their level, as prices, sizes, durations
 and concentrations. z is then the standardised logarithm, and what is observed is log-normal. Given
@@ -76,6 +76,7 @@ class TargetScale(LikelihoodPredictive, BaseGP):
     likelihood: Any
     _quantiles: Any
     _log_density: Any
+    _varied_gradients: Any
 
     @property
     def _has_several(self) -> bool:
@@ -179,10 +180,6 @@ class TargetScale(LikelihoodPredictive, BaseGP):
         """Variance (n,) of the noise of z at the rows of X over the constant one."""
         return 0.0
 
-    def _excess_gradients(self, X: np.ndarray) -> Any:
-        """Its gradients (n, d) in X."""
-        return 0.0
-
     def _observed_moments(
         self, X: np.ndarray, mean: np.ndarray, var: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
@@ -206,7 +203,9 @@ class TargetScale(LikelihoodPredictive, BaseGP):
             return self._to_y(mean), std, slopes[0], std_gradient(slopes[1], std)
         centre = self._observed_mean(X, mean)
         std, d_std = log_normal_gradients(self._to_y(mean), scale**2 * var, *slopes)
-        d_centre = slopes[0] + 0.5 * scale**2 * self._excess_gradients(X)
+        # Where f has no variance that of y is that of the noise.
+        d_noise = self._varied_gradients(X, np.zeros(len(X)), np.zeros(X.shape))[1]
+        d_centre = slopes[0] + 0.5 * scale**2 * d_noise
         return centre, std, centre[..., None] * d_centre, d_std
 
     def _observed_log_density(self, X: np.ndarray, y: np.ndarray, **offset: Any) -> np.ndarray:
