@@ -250,10 +250,9 @@ class _Search:
             patience = 10.0  # plateaus lead to what is relevant
         elif self._short(shared):  # levels of a one-hot column then share nothing
             starts.append(family.start)
-        runs = [self.run(family, theta, patience=patience) for theta in starts]
-        if weak or self._unexplained(min(runs, key=lambda fit: fit.loss)):
-            runs.append(self.run(family, family.with_little_noise(family.start), patience=patience))
-        separate = [self._with_oscillations(min(runs, key=lambda fit: fit.loss))]
+        if self._noisy(shared):
+            starts += self._oscillating(family, begin)
+        separate = [self._separate(family, starts, patience)]
         for fit in tied:
             if fit.family is not family and fit.loss < shared.loss + self.settings.close:
                 # Its own optimum of shared scales has their noise, from which no search returns.
@@ -263,6 +262,15 @@ class _Search:
                 separate.append(self.run(fit.family, begin, max_iter=self.settings.few_iter))
         separate.sort(key=lambda fit: fit.loss)
         return [*found, separate[0]], separate[1:]
+
+    def _separate(self, family: Family, starts: list[np.ndarray], patience: float) -> Choice:
+        """The best optimum of separate length scales from these starts and those it suggests."""
+        runs = [self.run(family, theta, patience=patience) for theta in starts]
+        best = min(runs, key=lambda fit: fit.loss)
+        if self._weak(best) or self._unexplained(best):
+            little = self.run(family, family.with_little_noise(family.start), patience=patience)
+            best = min(best, little, key=lambda fit: fit.loss)
+        return self._with_oscillations(best)
 
     def _weak(self, fit: Choice) -> bool:
         return fit.loss > of_pure_noise(fit.family.data) - self.settings.weak
