@@ -252,8 +252,7 @@ class _Search:
             starts.append(family.start)
         if self._noisy(shared):
             starts += self._oscillating(family, begin)
-        runs = [self.run(family, theta, patience=patience) for theta in starts]
-        separate = [min(runs, key=lambda fit: fit.loss)]
+        separate = [self._separate(family, starts, patience)]
         for fit in tied:
             if fit.family is not family and fit.loss < shared.loss + self.settings.close:
                 # Its own optimum of shared scales has their noise, from which no search returns.
@@ -263,6 +262,15 @@ class _Search:
                 separate.append(self.run(fit.family, begin, max_iter=self.settings.few_iter))
         separate.sort(key=lambda fit: fit.loss)
         return [*found, separate[0]], separate[1:]
+
+    def _separate(self, family: Family, starts: list[np.ndarray], patience: float) -> Choice:
+        """The best optimum of separate length scales from these starts and those it suggests."""
+        runs = [self.run(family, theta, patience=patience) for theta in starts]
+        best = min(runs, key=lambda fit: fit.loss)
+        if self._weak(best) or self._unexplained(best):
+            little = self.run(family, family.with_little_noise(family.start), patience=patience)
+            best = min(best, little, key=lambda fit: fit.loss)
+        return self._with_oscillations(best)
 
     def _weak(self, fit: Choice) -> bool:
         return fit.loss > of_pure_noise(fit.family.data) - self.settings.weak
@@ -279,6 +287,14 @@ class _Search:
             place is None or math.exp(fit.theta[place]) > self.settings.noise * fit.family.variance
         )
 
+    def _unexplained(self, fit: Choice) -> bool:
+        """Whether observations left out are predicted far worse than the noise allows."""
+        family = fit.family
+        if family.noise_place is None or self.recorder.stopped:
+            return False
+        square = np.square(family.at(fit.theta)[2].residual).mean()
+        return square > defaults.UNEXPLAINED * math.exp(fit.theta[family.noise_place])
+
     def _elsewhere(self, found: Choice) -> Choice:
         """The optimum from the likeliest of other starts, where that start is likelier already."""
         family = found.family
@@ -286,6 +302,17 @@ class _Search:
         if start is None or family(start[0].theta)[0] >= found.loss:
             return found
         return min(found, self.run(family, start[0].theta, found.groups), key=lambda fit: fit.loss)
+
+    def _with_oscillations(self, found: Choice) -> Choice:
+        """The optimum after those of columns along which it oscillates are found, one by one."""
+        while not self.recorder.stopped:
+            starts = self._oscillating(found.family, found.theta)
+            runs = [self.run(found.family, theta) for theta in starts]
+            best = min([found, *runs], key=lambda fit: fit.loss)
+            if (found.loss - best.loss) * found.family.total < 1:  # a nat, as for a scale more
+                return best
+            found = best
+        return found
 
     def _oscillating(self, family: Family, theta: np.ndarray) -> list[np.ndarray]:
         """Starts of shorter length scales, of columns along which residuals are autocorrelated."""

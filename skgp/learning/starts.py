@@ -125,6 +125,13 @@ class Family:
         groups[self.scales], groups[members] = self.scales[-1:], members[:1]
         return np.unique(groups, return_inverse=True)[1]
 
+    def with_little_noise(self, theta: np.ndarray) -> np.ndarray:
+        """theta with the least noise of the grid, where that is free."""
+        theta = theta.copy()
+        if self.noise_place is not None:
+            theta[self.noise_place] = math.log(min(defaults.NOISE_GRID) * self.variance)
+        return theta
+
     def at(self, theta: np.ndarray) -> tuple[float, np.ndarray, EvidenceAt]:
         """Loss and gradient in nats, and what the evidence yields."""
         at, s = self.evidence(theta), self.settings

@@ -190,6 +190,29 @@ def test_choose_kernel_adds_up_a_function_and_the_levels_of_a_one_hot_column(see
     assert scales[1:].min() > 1.0
 
 
+def test_choose_kernel_adds_up_a_function_and_many_levels_of_a_one_hot_column():
+    rng = np.random.default_rng(0)
+    level = rng.integers(0, 30, 100)
+    X = np.c_[rng.uniform(-2, 2, 100), np.eye(30)[level]]
+    y = np.sin(2 * X[:, 0]) + rng.standard_normal(30)[level] + 0.2 * rng.standard_normal(100)
+    spread = np.where(X.std(0) > 0, X.std(0), 1.0)  # no row has one of the levels
+    shape = Matern(spread * 31**0.5, (1e-3, 1e3), nu=2.5)
+    kernels = [1.0 * shape + WhiteKernel(0.1, (1e-8, 10.0))]
+    scales = length_scales(choose(X, (y - y.mean()) / y.std(), kernels=kernels)[0])
+    assert scales[1:].min() > 1.0
+
+
+@pytest.mark.parametrize("seed", [0, 6])
+def test_choose_kernel_finds_an_oscillation_that_shared_scales_do_not_show(seed):
+    rng = np.random.default_rng(seed)
+    X = rng.uniform(-2, 2, (100, 12))
+    y = np.sin(2 * X[:, 0]) + X[:, 1] ** 2 + X[:, 2:8].sum(1) * 0.4
+    y += 0.2 * rng.standard_normal(100)
+    kernel = 1.0 * RBF(X.std(0) * 12**0.5, (1e-3, 1e3)) + WhiteKernel(0.1, (1e-8, 10.0))
+    kernel = choose(X, (y - y.mean()) / y.std(), kernels=[kernel])[0]
+    assert split_noise(kernel)[1].noise_level < 0.05  # .16 where the sine is noise
+
+
 def test_choose_kernel_finds_a_quick_oscillation_beside_a_trend(rng):
     X = rng.random((250, 2))
     y = 5 * X[:, 0] + np.sin(60 * X[:, 1]) + 0.1 * rng.normal(size=250)
