@@ -209,19 +209,21 @@ class StateSpaceMixin(IndexedOutput, SeriesInputs):
         if not one:
             self._columns = [column for column, part in enumerate(signals) if part is not None]
         kernels = [kernel for kernel in signals if kernel is not None]
+        learns = self._learns and not (likelihood.is_count and not data.y.any())  # of no event
         data = model.distinct(self._seen(data, backend), self._place)
         tol = max(self.tol, SERIES_LEAST_GAIN / total, 0.0 if one else self._additive_tol(total))
         search: dict[str, Any] = {"max_iter": self.max_iter, "tol": tol, "callback": callback}
         self._offsets, self._stream = list(offsets), None
         if one:
-            search |= {"start": start, **self._series_options(process, backend, stream=stream)}
+            search |= {"start": start, "learn": learns}
+            search |= self._series_options(process, backend, stream=stream)
             terms = self._make_terms(data.X, data.weight, likelihood.is_additive)
             series = model.series_of(data, terms)
             search |= {"offsets": offsets, "terms": terms}
             fits = [model.fit_series(kernels, series, likelihood, **search)]
         else:
             kept = self._stream_of(data, likelihood) if stream else data
-            search |= {"parameters": start, "optimise": self._learns, "prior": prior}
+            search |= {"parameters": start, "optimise": learns, "prior": prior}
             fits = self._fit_additive([kernels] * len(offsets), kept, likelihood, **search)
             self._stream = kept if stream or len(X) <= STREAM_ROWS else None
         self._keep(fits)
@@ -230,15 +232,17 @@ class StateSpaceMixin(IndexedOutput, SeriesInputs):
         self._likelihood_parameters = parameters.numpy()
         # A search cut short may miss any part.
         ended = not callback.stopped and all(fit.n_iter < self.max_iter for fit in fits)
-        if not one and self._learns and ended:
-            learned = likelihood.with_parameters(parameters)
-            states: Any = self._states
-            found = interaction_of(states, self._columns, given_data, learned)
-            if found is not None:
-                warn_of_interaction(self, *found)
+        if not one and learns and ended:
+            self._warn_of_interaction(given_data, likelihood.with_parameters(parameters))
         kernels = [model.kernel_of(state) for state in self._states]
         alike = len({str(kernel) for kernel in kernels}) == 1
         return kernels[0] if alike else CompoundKernel(kernels), parameters
+
+    def _warn_of_interaction(self, data: Data, likelihood: Likelihood) -> None:
+        """Warn of two columns of the observations whose functions do not just add up."""
+        states: Any = self._states
+        if found := interaction_of(states, self._columns, data, likelihood):
+            warn_of_interaction(self, *found)
 
     def _additive_tol(self, total: float) -> float:
         """Gain of evidence in an iteration of an additive model below which to stop in any case."""
@@ -250,7 +254,7 @@ class StateSpaceMixin(IndexedOutput, SeriesInputs):
         """Options of `fit_series` that follow from the parameters."""
         if isinstance(self.n_inducing, Integral):
             warn_of_few_rows(int(self.n_inducing), len(np.unique(times)))
-        found: dict[str, Any] = {"n_inducing": self.n_inducing, "learn": self._learns}
+        found: dict[str, Any] = {"n_inducing": self.n_inducing}
         found["learn_inducing"] = self.inducing == "learned"
         # Not of a stream, whose rows may come from before the origin of a trend.
         found["structured"] = self._is_default and not stream

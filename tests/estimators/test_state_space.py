@@ -488,6 +488,15 @@ def test_counts_in_a_burst_do_not_grow_beyond_it():
     assert fit.predict(t).sum() == pytest.approx(y.sum(), rel=0.02)
 
 
+@pytest.mark.parametrize("n_columns", [1, 2])
+def test_counts_that_are_all_zero_are_predicted_as_few(rng, n_columns):
+    X = rng.uniform(0, 10, (100, n_columns))
+    fit = StateSpaceGPRegressor(likelihood="poisson").fit(X, np.zeros(100))
+    mean, std = fit.predict(np.concatenate([X, X + 20]), return_std=True)
+    assert mean.max() < 0.02
+    assert std.max() < 0.2
+
+
 # ---- minibatches ---------------------------------------------------------------------------------
 
 
