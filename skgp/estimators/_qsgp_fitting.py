@@ -150,8 +150,8 @@ class QSGPMixin(WarpedInputs):
         if fit.relevance is None:
             return
         rows, weights = fit.relevance.cpu().numpy(), session.data["metadata"].get("sample_weight")
-        if np.ndim(weights):
-            rows = np.flatnonzero(np.asarray(weights) > 0)[rows]
+        if (weights := np.asarray(weights)).ndim:
+            rows = np.flatnonzero(weights > 0)[rows]
         self.relevance_ = rows
         self.n_relevance_vectors_ = self.n_basis_ = len(self.relevance_)
 
