@@ -68,7 +68,9 @@ class Mode:
 
     def distance(self, u: np.ndarray) -> float:
         """From u (p,), in standard deviations."""
-        return math.sqrt(float((u - self.u) @ np.linalg.solve(self.spread, u - self.u)))
+        variances, axes = np.linalg.eigh(self.spread)
+        least = np.finfo(float).eps * variances[-1]  # of variances beside it there is only rounding
+        return float(np.linalg.norm((u - self.u) @ axes / np.sqrt(variances.clip(least))))
 
 
 def search_modes(
