@@ -78,7 +78,7 @@ def fit_minibatches(
 
 
 class MinibatchElbo:
-    """An `SeriesObjective` whose every evaluation draws rows of its own, and moves q after it."""
+    """A `SeriesObjective` whose every evaluation draws rows of its own, and moves q after it."""
 
     def __init__(
         self,
