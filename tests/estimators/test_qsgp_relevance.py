@@ -100,12 +100,26 @@ def test_the_rows_kept_are_enough_to_predict(data):
     np.testing.assert_allclose(Phi @ weights, mean, atol=1e-8)
 
 
-def test_relevance_counts_rows_of_weight_zero(data):
+class ArrayLike:
+    """What NumPy makes an array of, and has no other functions of arrays."""
+
+    def __init__(self, values):
+        self.values = values
+
+    def __array__(self, dtype=None, copy=None):
+        return np.asarray(self.values, dtype)
+
+    def __array_function__(self, func, types, args, kwargs):
+        return NotImplemented
+
+
+@pytest.mark.parametrize("kind", [list, ArrayLike])
+def test_relevance_counts_rows_of_weight_zero(data, kind):
     X, y = data
     weights = np.ones(len(X))
     weights[::3] = 0
     kept = np.flatnonzero(weights)
-    weighted = make(optimizer=None).fit(X, y, weights.tolist())
+    weighted = make(optimizer=None).fit(X, y, kind(weights))
     without = make(optimizer=None).fit(X[kept], y[kept])
     np.testing.assert_array_equal(weighted.relevance_, kept[without.relevance_])
     assert weighted.n_relevance_vectors_ == without.n_relevance_vectors_

@@ -10,7 +10,7 @@ from sklearn.gaussian_process.kernels import RBF, Matern, WhiteKernel
 from skgp.data import merge_replicates
 from skgp.learning.posterior import defaults as tuned
 from skgp.learning.posterior.log_posterior import LogPosterior
-from skgp.learning.posterior.modes import NeighborPosterior, approximate, laplace_modes
+from skgp.learning.posterior.modes import Mode, NeighborPosterior, approximate, laplace_modes
 from skgp.learning.posterior.priors import default_priors
 from skgp.learning.vecchia import VecchiaSettings, evidence_of
 
@@ -95,3 +95,13 @@ def test_a_posterior_that_vanishes_says_why(monkeypatch):
     exact = make_posterior(30)
     chain = by_neighbors(exact)
     assert "log-density is not finite" in chain.why_it_vanishes(exact.kernel.theta)
+
+
+def test_distances_from_a_mode_are_in_its_standard_deviations():
+    """Also where the least variance is rounding: of one observation far beyond the prior."""
+    along, across = np.array([[0.5, 0.5], [0.5, -0.5]]) * 2**0.5
+    for least, far in ((1.0, 6.0), (0.0, 1e7)):
+        covariance = 4.0 * np.outer(along, along) + least * np.outer(across, across)
+        mode = Mode(np.ones(2), 0.0, True, 1, covariance.round(12))
+        assert mode.distance(np.ones(2) + 6.0 * along) == pytest.approx(3.0, rel=1e-6)
+        assert mode.distance(np.ones(2) + 6.0 * across) >= far * (1 - 1e-9)
