@@ -191,8 +191,6 @@ class TargetsEvidence:
     `gram` gives K at theta, noise included (:func:`skgp.kernels.training.training_gram`), Y (n, t),
     v of one number or (n,).
 
-    Notes
-    -----
     No diagonal is raised: a covariance without a Cholesky factor is a NotPositiveDefiniteError.
     """
 

@@ -40,8 +40,6 @@ class WhitenedInducingBasis(TensorState):
     in squared units of f. A NotPositiveDefiniteError says that ``k(Z, Z)`` is singular beyond what
     jitter repairs, e.g. by duplicated points.
 
-    Notes
-    -----
     Set-up ``O(m^3)``; all features ``O(n m^2)``, by solving with L. Memory ``8 m^2`` bytes, which a
     pickle leaves out and recomputes. L is ill conditioned, so it is solved with in float64 and the
     result rounded to the dtype of ``X``, unless `in_single_precision`.
