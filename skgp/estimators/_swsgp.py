@@ -164,12 +164,7 @@ class SWSGPRegressor(SWSGPMixin, VaryingNoise, LikelihoodGPRegressor, StreamingG
     100
     """
 
-    _parameter_constraints: dict = {
-        **LikelihoodGPRegressor._parameter_constraints,
-        **SWSGPMixin._swsgp_constraints,
-        **VaryingNoise._noise_constraints,
-        "joint_prediction": [StrOptions({"local", "union"})],
-    }
+    _parameter_constraints = {"joint_prediction": [StrOptions({"local", "union"})]}
 
     def __init__(
         self,

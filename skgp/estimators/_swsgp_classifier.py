@@ -170,9 +170,7 @@ class SWSGPClassifier(ProjectedClassifierMixin, SWSGPMixin, StreamingGPClassifie
     (50, 2)
     """
 
-    _parameter_constraints: dict = {
-        **StreamingGPClassifier._parameter_constraints,
-        **SWSGPMixin._swsgp_constraints,
+    _parameter_constraints = {
         "init": [StrOptions({"auto", *INITIALISERS})],
         "likelihood": [StrOptions({"probit", "logit"})],
     }
