@@ -52,8 +52,8 @@ class SparseGPMixin(WarpedInputs):
     inducing : {"learned", "fixed"}, default="learned"
         Whether the points move.
     init : {"k-means", "random", "greedy"}, default="k-means"
-        Where they begin: centres of clusters, observations at random, or observations chosen one by
-        one where the variance that the others leave is greatest.
+        Initial inducing points: centres of clusters, observations at random, or observations chosen
+        greedily, each where the conditional variance given the others is greatest.
     hyperparameters : {"joint", "fixed"}, default="joint"
         Whether the objective learns hyper-parameters and points too, beginning at the optimum of
         the ELBO, or q alone, with those of the ELBO.

@@ -59,7 +59,7 @@ class SWSGPMixin(ProjectionMixin, WarpedInputs):
         None keeps the kernel's hyper-parameters and the points.
     max_iter : int or None, default=None
         Natural-gradient steps (14 by default) or steps of Adam: by default as many as it takes
-        until the bound stands still, 6000 at most, and 400 of a polish.
+        until the bound converges, 6000 at most, and 400 of a polish.
     tol : float, default=1e-4
         Relative change of the bound at which the former stop.
     learning_rate : float or None, default=None
