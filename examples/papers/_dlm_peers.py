@@ -15,12 +15,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from scipy.special import gammaln
 from sklearn.cluster import MiniBatchKMeans
-from sklearn.ensemble import HistGradientBoostingRegressor
-from sklearn.linear_model import PoissonRegressor
-from sklearn.model_selection import GridSearchCV
-from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 KMEANS_ROWS = 20_000  # more of them move the centres little
@@ -259,37 +254,6 @@ def scores_in_both_units(rmse: float, nll: float, scale: float) -> dict[str, flo
         "rmse_standardised": float(rmse / scale),
         "nll_standardised": float(nll - np.log(scale)),
     }
-
-
-def count_regressors(random_state: int = 0) -> dict[str, Any]:
-    """Regressors of scikit-learn for counts, by name; their settings by cross-validation."""
-    deviance = "neg_mean_poisson_deviance"
-    linear = make_pipeline(StandardScaler(), PoissonRegressor(max_iter=1000))
-    trees = HistGradientBoostingRegressor(
-        loss="poisson", early_stopping=False, random_state=random_state
-    )
-    return {
-        "PoissonRegressor": GridSearchCV(
-            linear, {"poissonregressor__alpha": np.logspace(-6, 1, 8)}, scoring=deviance
-        ),
-        "HistGradientBoostingRegressor": trees,
-        "HistGradientBoostingRegressor, tuned": GridSearchCV(
-            trees,
-            {
-                "learning_rate": [0.02, 0.05, 0.1],
-                "max_iter": [50, 100, 200],
-                "max_leaf_nodes": [7, 15, 31],
-            },
-            scoring=deviance,
-            cv=3,
-        ),
-    }
-
-
-def poisson_scores(y: np.ndarray, mean: np.ndarray) -> dict[str, float]:
-    """Mean NLL of Poisson laws of these means (nats a row), and the mean relative error."""
-    nll = np.mean(mean - y * np.log(mean) + gammaln(y + 1))
-    return {"nll": float(nll), "mre": mean_relative_error(y, mean)}
 
 
 def mean_relative_error(y: np.ndarray, mean: np.ndarray) -> float:

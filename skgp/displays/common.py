@@ -32,25 +32,9 @@ def own_axes(ax: Axes | None, caller: str) -> Axes:
 def panel_axes(
     n: int, ax: Axes | Sequence[Axes] | None, n_cols: int, *, caller: str, **kwargs: Any
 ) -> np.ndarray:
-    """The axes to draw on, one a panel.
+    """The n axes given, or those of a new figure, `n_cols` beside each other; one a panel.
 
-    Parameters
-    ----------
-    n : int
-        Number of panels.
-    ax : matplotlib Axes, sequence of n of them or None
-        None makes a new figure.
-    n_cols : int
-        Panels beside each other on a new figure.
-    caller : str
-        Named by the error where matplotlib is missing.
-    **kwargs
-        Passed to ``plt.subplots``.
-
-    Raises
-    ------
-    ValueError
-        If the axes given are not n.
+    ValueError if those given are not n. `caller` is named where matplotlib is missing.
     """
     if ax is not None:
         given = np.array(ax, dtype=object).ravel()

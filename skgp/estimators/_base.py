@@ -123,8 +123,7 @@ class BaseGP(DescribedEstimator, CallbackSupportMixin, BaseEstimator, metaclass=
     a regressor says (n,).
     """
 
-    _parameter_constraints: dict[str, list[Any]] = {
-        **DescribedEstimator._parameter_constraints,
+    _parameter_constraints = {
         "optimizer": [StrOptions({"auto"}), None],
         "dtype": [StrOptions({"float32", "float64"})],
     }

@@ -2,9 +2,10 @@ r"""What every classifier shares: labels, weights of classes, and the predictive
 
 A concrete classifier derives from `BaseGPClassifier`, or `StreamingGPClassifier` where it has a
 ``partial_fit``; has an ``__init__`` that stores its parameters (``class_weight`` among them); and
-extends ``_parameter_constraints``. Its latent processes :math:`f_1, \ldots, f_c` are one a column
-of the coding :math:`Y \in \{-1, +1\}^{n \times c}`: with two classes there is one column (c = 1),
-+1 for ``classes_[1]``; with more, column k sets class k against the rest. The estimator provides
+says the constraints of its own in ``_parameter_constraints``. Its latent processes
+:math:`f_1, \ldots, f_c` are one a column of the coding :math:`Y \in \{-1, +1\}^{n \times c}`: with
+two classes there is one column (c = 1), +1 for ``classes_[1]``; with more, column k sets class k
+against the rest. The estimator provides
 
 ===================================== ==========================================================
 ``_learn(data, session, backend)``    fits, as below

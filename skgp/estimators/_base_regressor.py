@@ -1,10 +1,10 @@
 r"""The interface of the regressors.
 
 A concrete regressor derives from `BaseGPRegressor`, or `StreamingGPRegressor` where it has a
-``partial_fit``; has an ``__init__`` that keeps its parameters (`keep_parameters`); and extends
-``_parameter_constraints``. Let :math:`z = (y - \bar y) / s_y` be the standardised target, of which
-:math:`p(z \mid f)` is the likelihood; with Gaussian noise :math:`z = f(x) + \varepsilon`. The
-estimator provides
+``partial_fit``; has an ``__init__`` that keeps its parameters (`keep_parameters`); and says the
+constraints of those of its own in ``_parameter_constraints``. Let :math:`z = (y - \bar y) / s_y` be
+the standardised target, of which :math:`p(z \mid f)` is the likelihood; with Gaussian noise
+:math:`z = f(x) + \varepsilon`. The estimator provides
 
 ===================================== ==========================================================
 ``_learn(data, session, backend)``    fits, as below
@@ -55,7 +55,7 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from numbers import Real
-from typing import Any, cast
+from typing import cast
 
 import numpy as np
 import torch
@@ -65,7 +65,7 @@ from sklearn.utils.metaestimators import available_if
 
 from skgp.data import Data
 from skgp.estimators import defaults
-from skgp.estimators._base import Backend, BaseGP, arrays
+from skgp.estimators._base import Backend, arrays
 from skgp.estimators._blocks import in_memory, training_blocks
 from skgp.estimators._fitting import fit_context, fit_session
 from skgp.estimators._kernels import default_kernels, refuse_noise, with_noise
@@ -93,10 +93,7 @@ class BaseGPRegressor(RegressionPredictions):
         two degrees of freedom or fewer. Counts have none.
     """
 
-    _parameter_constraints: dict[str, list[Any]] = {
-        **BaseGP._parameter_constraints,
-        "normalize_y": ["boolean"],
-    }
+    _parameter_constraints = {"normalize_y": ["boolean"]}
 
     #: Of the variance of f, where the kernel is not given.
     _signal_bounds = defaults.SIGNAL_BOUNDS
@@ -256,8 +253,7 @@ class LikelihoodGPRegressor(LogScale, BaseGPRegressor):
         outliers, or of their logarithms.
     """
 
-    _parameter_constraints: dict[str, list[Any]] = {
-        **BaseGPRegressor._parameter_constraints,
+    _parameter_constraints = {
         "likelihood": [
             StrOptions({"auto", "gaussian", "lognormal", "student_t", "poisson"}),
             NumericLikelihood,

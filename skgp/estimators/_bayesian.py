@@ -8,7 +8,6 @@ from numbers import Integral, Real
 import numpy as np
 from sklearn.utils.validation import check_is_fitted
 
-from skgp.estimators._base_regressor import BaseGPRegressor
 from skgp.estimators._bayesian_fitting import (
     BayesianFitting,
     PosteriorSummary,
@@ -151,9 +150,7 @@ class BayesianGPRegressor(BayesianFitting):
     True
     """
 
-    _parameter_constraints: dict = {
-        **BaseGPRegressor._parameter_constraints,
-        **BayesianFitting._warp_constraints,
+    _parameter_constraints = {
         "prior": "no_validation",
         "solver": [StrOptions({"auto", "cholesky", "vecchia", "cg"})],
         "sampler": [StrOptions({"auto", "importance", "hmc", "langevin", "mala", "sgld"})],

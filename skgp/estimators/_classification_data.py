@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -43,10 +42,7 @@ class ClassificationData(BaseGP):
         The labels, in order.
     """
 
-    _parameter_constraints: dict[str, list[Any]] = {
-        **BaseGP._parameter_constraints,
-        "class_weight": [dict, StrOptions({"balanced"}), None],
-    }
+    _parameter_constraints = {"class_weight": [dict, StrOptions({"balanced"}), None]}
 
     class_weight: dict | str | None
     likelihood: str

@@ -44,8 +44,8 @@ class DLMGPRegressor(SparseGPMixin, VaryingNoise, LikelihoodGPRegressor, Streami
     objective : {"log_loss", "square_loss", "elbo", "fitc"}, default="log_loss"
         What to minimise; all but the first two are for comparison. "square_loss" is the best for
         the error of the mean; its variances are those of a GP of the same mean, scaled to
-        leave-one-out residuals. "square_loss" and "fitc" want Gaussian noise, and "fitc" has no
-        `beta`.
+        leave-one-out residuals. "square_loss" and "fitc" require Gaussian noise, and "fitc"
+        has no `beta`.
     {beta, likelihood, link}
     n_inducing : int or "auto", default="auto"
         Number of inducing points M; lowered to the number of distinct inputs, with a warning.
@@ -108,11 +108,8 @@ class DLMGPRegressor(SparseGPMixin, VaryingNoise, LikelihoodGPRegressor, Streami
     True
     """
 
-    _parameter_constraints: dict = {
-        **LikelihoodGPRegressor._parameter_constraints,
-        **SparseGPMixin._dlm_constraints,
-        **VaryingNoise._noise_constraints,
-        "objective": [StrOptions({"log_loss", "square_loss", "elbo", "fitc"})],
+    _parameter_constraints = {
+        "objective": [StrOptions({"log_loss", "square_loss", "elbo", "fitc"})]
     }
 
     def __init__(
@@ -236,9 +233,9 @@ class DLMGPClassifier(SparseGPMixin, StreamingGPClassifier):
 
     by default with :math:`\ell_i = -\log E_q[p(y_i \mid f_i)]`, the log-loss of the prediction,
     where the ELBO has :math:`-E_q[\log p(y_i \mid f_i)]`. Beyond two classes each is
-    set against the rest, over shared inducing points, and claims an observation with probability
-    :math:`p_j = E_q[g(f_j)]`; predicted are :math:`P(y = j) \propto p_j (1 - p_j)^{-\lambda}`, as
-    for independent claims (:math:`\lambda = 1`) or more cautious ones.
+    set against the rest, over shared inducing points, with the probability
+    :math:`p_j = E_q[g(f_j)]`; predicted are :math:`P(y = j) \propto p_j (1 - p_j)^{-\lambda}`, with
+    :math:`\lambda = 1` those of independent classifiers of which exactly one is positive.
 
     Parameters
     ----------
@@ -310,9 +307,7 @@ class DLMGPClassifier(SparseGPMixin, StreamingGPClassifier):
     (20, 2)
     """
 
-    _parameter_constraints: dict = {
-        **StreamingGPClassifier._parameter_constraints,
-        **SparseGPMixin._dlm_constraints,
+    _parameter_constraints = {
         # Those of the regressor are known so that they can be refused with advice.
         "objective": [StrOptions({"log_loss", "elbo", *_REGRESSION_OBJECTIVES})],
         "likelihood": [StrOptions({"probit", "logit"})],

@@ -42,7 +42,7 @@ from skgp.optim.stopping import StopRecorder
 class SparseGPMixin(WarpedInputs):
     """Parameters and fit of sparse GPs; an estimator class adds likelihood and predictions.
 
-    The estimator has the parameters of ``_dlm_constraints``.
+    The estimator has the parameters of ``_parameter_constraints``.
 
     Parameters
     ----------
@@ -52,8 +52,8 @@ class SparseGPMixin(WarpedInputs):
     inducing : {"learned", "fixed"}, default="learned"
         Whether the points move.
     init : {"k-means", "random", "greedy"}, default="k-means"
-        Where they begin: centres of clusters, observations at random, or observations chosen one by
-        one where the variance that the others leave is greatest.
+        Initial inducing points: centres of clusters, observations at random, or observations chosen
+        greedily, each where the conditional variance given the others is greatest.
     hyperparameters : {"joint", "fixed"}, default="joint"
         Whether the objective learns hyper-parameters and points too, beginning at the optimum of
         the ELBO, or q alone, with those of the ELBO.
@@ -119,8 +119,7 @@ class SparseGPMixin(WarpedInputs):
     #: Of the inputs that the posterior sees; None of those as given.
     _units: InputUnits | None = None
 
-    _dlm_constraints: dict[str, list[Any]] = {
-        **WarpedInputs._warp_constraints,
+    _parameter_constraints = {
         "beta": [Interval(Real, 0, None, closed="left"), StrOptions({"auto"})],
         "n_inducing": [Interval(Integral, 1, None, closed="left"), StrOptions({"auto"})],
         "inducing": [StrOptions({"learned", "fixed"})],

@@ -66,8 +66,7 @@ class FrontDoor(DescribedEstimator, CallbackSupportMixin, BaseEstimator):
         what is free on the device. What cannot fit is refused before it begins.
     """
 
-    _parameter_constraints: dict = {
-        **DescribedEstimator._parameter_constraints,
+    _parameter_constraints = {
         "optimizer": [StrOptions({"fmin_l_bfgs_b"}), callable, None],
         "n_restarts_optimizer": [Interval(Integral, 0, None, closed="left")],
         "copy_X_train": ["boolean"],

@@ -99,8 +99,7 @@ class GaussianProcessClassifier(ClassifierMixin, FrontDoor):
     (0.99, 'exact')
     """
 
-    _parameter_constraints: dict = {
-        **FrontDoor._parameter_constraints,
+    _parameter_constraints = {
         "max_iter_predict": [Interval(Integral, 1, None, closed="left")],
         "warm_start": ["boolean"],
         "multi_class": [StrOptions({"one_vs_rest", "one_vs_one"})],

@@ -128,8 +128,7 @@ class GaussianProcessRegressor(RegressorPredictions, MultiOutputMixin, Regressor
     ('exact', '60 observations are no more than 2000')
     """
 
-    _parameter_constraints: dict = {
-        **FrontDoor._parameter_constraints,
+    _parameter_constraints = {
         "alpha": [Interval(Real, 0, None, closed="left"), np.ndarray],
         "normalize_y": ["boolean"],
         "n_targets": [Interval(Integral, 1, None, closed="left"), None],

@@ -240,7 +240,9 @@ class DescribedEstimator:
     feature_names_in_ : ndarray of str
     """
 
-    _parameter_constraints: dict[str, list[Any]] = {
+    #: A class says those of its own parameters, to which those of its bases are added.
+    _parameter_constraints: dict[str, Any]
+    _own_constraints: dict[str, Any] = {
         "kernel": [Kernel, None],
         "random_state": ["random_state"],
         "device": [str, torch.device],
@@ -255,6 +257,10 @@ class DescribedEstimator:
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
+        cls._own_constraints = vars(cls).get("_parameter_constraints", {})
+        cls._parameter_constraints = {}
+        for base in reversed(cls.__mro__):
+            cls._parameter_constraints |= vars(base).get("_own_constraints", {})
         for name, documented in [(None, cls), *vars(cls).items()]:
             if documented is cls or inspect.isfunction(documented):
                 own = inspect.cleandoc(documented.__doc__ or "")

@@ -2,11 +2,9 @@
 
 from numbers import Real
 
-from skgp.estimators._base_classifier import StreamingGPClassifier
 from skgp.estimators._parameters import Interval, StrOptions, keep_parameters, options
 from skgp.estimators._qsgp_classifier_fitting import QSGPClassifierFitting
-from skgp.estimators._qsgp_fitting import CONSTRAINTS, QSGPFitting
-from skgp.estimators._reduction import ProjectedClassifierMixin
+from skgp.estimators._qsgp_fitting import QSGPFitting
 
 
 class QSGPRegressor(QSGPFitting):
@@ -167,10 +165,7 @@ class QSGPRegressor(QSGPFitting):
     ('inducing', 'cholesky')
     """
 
-    _parameter_constraints: dict = {
-        **QSGPFitting._parameter_constraints,
-        **CONSTRAINTS,
-        **QSGPFitting._noise_constraints,
+    _parameter_constraints = {
         "basis": [StrOptions({"auto", "fourier", "inducing", "neighbors", "relevance"})],
         "likelihood": [StrOptions({"auto", "gaussian", "lognormal", "laplace"})],
         "solver": [StrOptions({"auto", "cholesky", "cg", "gauss-seidel", "sgd"})],
@@ -348,15 +343,12 @@ class QSGPClassifier(QSGPClassifierFitting):
     ('newton', 'inducing', 100)
     """
 
-    _parameter_constraints: dict = {
-        **StreamingGPClassifier._parameter_constraints,
-        **CONSTRAINTS,
+    _parameter_constraints = {
         "basis": [StrOptions({"auto", "fourier", "inducing", "relevance"})],
         "likelihood": [StrOptions({"logit", "probit"})],
         "solver": [StrOptions({"auto", "newton", "sgd"})],
         "bound": [StrOptions({"plug-in", "strict"})],
         "covariance": [StrOptions({"auto", "full", "chevron", "diagonal"})],
-        **ProjectedClassifierMixin._projection_constraints,
     }
 
     _option_rules = (

@@ -38,21 +38,6 @@ from skgp.likelihoods import Laplace
 from skgp.models import qsgp
 from skgp.models.qsgp import Problem
 
-CONSTRAINTS: dict[str, list[Any]] = {
-    **WarpedInputs._warp_constraints,
-    "n_basis": [Interval(Integral, 1, None, closed="left"), None],
-    "n_dense_columns": [Interval(Integral, 1, None, closed="left")],
-    "basis_batch_size": [Interval(Integral, 1, None, closed="left")],
-    "batch_size": [Interval(Integral, 1, None, closed="left")],
-    "n_support": [Interval(Integral, 0, None, closed="left")],
-    "augment": ["boolean"],
-    "feature_map": [StrOptions({"orthogonal", "iid", "hadamard"})],
-    "max_iter": [Interval(Integral, 1, None, closed="left"), None],
-    "tol": [Interval(Real, 0, None, closed="neither"), None],
-    "learning_rate": [Interval(Real, 0, None, closed="neither")],
-    "warm_start": ["boolean"],
-}
-
 #: Fitted attributes that not every fit sets.
 OPTIONAL = (
     "log_marginal_likelihood_value_ elbo_ likelihood_scale_ relevance_ n_relevance_vectors_".split()
@@ -81,6 +66,20 @@ class QSGPMixin(WarpedInputs):
         With ``basis="relevance"``: the observations that are relevance vectors, increasing.
     n_relevance_vectors_ : int
     """
+
+    _parameter_constraints = {
+        "n_basis": [Interval(Integral, 1, None, closed="left"), None],
+        "n_dense_columns": [Interval(Integral, 1, None, closed="left")],
+        "basis_batch_size": [Interval(Integral, 1, None, closed="left")],
+        "batch_size": [Interval(Integral, 1, None, closed="left")],
+        "n_support": [Interval(Integral, 0, None, closed="left")],
+        "augment": ["boolean"],
+        "feature_map": [StrOptions({"orthogonal", "iid", "hadamard"})],
+        "max_iter": [Interval(Integral, 1, None, closed="left"), None],
+        "tol": [Interval(Real, 0, None, closed="neither"), None],
+        "learning_rate": [Interval(Real, 0, None, closed="neither")],
+        "warm_start": ["boolean"],
+    }
 
     basis: str
     n_basis: int | None

@@ -313,7 +313,7 @@ def components_predict_better(estimator: Any, data: Data, seed: int) -> bool:
 class ProjectionMixin(BaseGP):
     """What the kernel sees of rows: their columns, or principal components learned by `fit`."""
 
-    _projection_constraints: dict[str, list[Any]] = {
+    _parameter_constraints = {
         "projection": [Interval(Integral, 1, None, closed="left"), StrOptions({"auto"}), None]
     }
 

@@ -165,11 +165,6 @@ class StateSpaceGPRegressor(
     True
     """
 
-    _parameter_constraints: dict = {
-        **LikelihoodGPRegressor._parameter_constraints,
-        **StateSpaceMixin._state_space_constraints,
-    }
-
     def __init__(
         self,
         kernel=None,

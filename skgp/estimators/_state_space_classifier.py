@@ -112,11 +112,7 @@ class StateSpaceGPClassifier(StateSpaceMixin, StreamingGPClassifier):
     """
 
     _start_variance = defaults.SERIES_LINK_VARIANCE
-    _parameter_constraints: dict = {
-        **StreamingGPClassifier._parameter_constraints,
-        **StateSpaceMixin._state_space_constraints,
-        "likelihood": [StrOptions({"logit", "probit"})],
-    }
+    _parameter_constraints = {"likelihood": [StrOptions({"logit", "probit"})]}
 
     def __init__(
         self,

@@ -34,7 +34,7 @@ from skgp.optim.stopping import StopRecorder
 class StateSpaceMixin(IndexedOutput, SeriesInputs):
     """Parameters, fit and predictions; an estimator adds the likelihood.
 
-    The estimator has the parameters of ``_state_space_constraints``.
+    The estimator has the parameters of ``_parameter_constraints``.
 
     Parameters
     ----------
@@ -79,7 +79,7 @@ class StateSpaceMixin(IndexedOutput, SeriesInputs):
     max_iter: int
     tol: float
 
-    _state_space_constraints: dict[str, list[Any]] = {
+    _parameter_constraints = {
         "n_inducing": [Interval(Integral, 2, None, closed="left"), StrOptions({"auto"}), None],
         "inducing": [StrOptions({"fixed", "learned"})],
         "batch_size": [Interval(Integral, 1, None, closed="left"), None],

@@ -72,8 +72,8 @@ class SWSGPRegressor(SWSGPMixin, VaryingNoise, LikelihoodGPRegressor, StreamingG
         Gaussian noise overfits where M is large.
     {covariance, inducing}
     init : {"random", "k-means", "greedy"}, default="random"
-        Where they begin: observations at random, centres of clusters, or observations chosen one by
-        one where the variance that the others leave is greatest.
+        Initial inducing points: observations at random, centres of clusters, or observations chosen
+        greedily, each where the conditional variance given the others is greatest.
     {neighbors}
     solver : {"auto", "natural", "adam"}, default="auto"
         A closed form, or natural-gradient steps where the noise is not Gaussian ("auto",
@@ -81,7 +81,7 @@ class SWSGPRegressor(SWSGPMixin, VaryingNoise, LikelihoodGPRegressor, StreamingG
         Algorithm 1 of the paper, by which minibatches move everything together, hyper-parameters
         too.
     polish : bool or "auto", default="auto"
-        Run Algorithm 1 at the end, and keep what it did only if held-out observations gain. "auto"
+        Run Algorithm 1 at the end; its result is accepted only if the validation loss falls. "auto"
         does where there are no more than a quarter as many inducing points as observations, for
         which hyper-parameters learned from all observations are too fine.
     joint_prediction : {"local", "union"}, default="local"
@@ -164,12 +164,7 @@ class SWSGPRegressor(SWSGPMixin, VaryingNoise, LikelihoodGPRegressor, StreamingG
     100
     """
 
-    _parameter_constraints: dict = {
-        **LikelihoodGPRegressor._parameter_constraints,
-        **SWSGPMixin._swsgp_constraints,
-        **VaryingNoise._noise_constraints,
-        "joint_prediction": [StrOptions({"local", "union"})],
-    }
+    _parameter_constraints = {"joint_prediction": [StrOptions({"local", "union"})]}
 
     def __init__(
         self,

@@ -54,9 +54,8 @@ class SWSGPClassifier(ProjectedClassifierMixin, SWSGPMixin, StreamingGPClassifie
               \qquad \text{(eq. 11)}
 
     with a KL weight :math:`\kappa` of M / H or less, where the paper has 1. Beyond two classes each
-    is set against the rest, over shared points, neighbours and factorisations, and claims an
-    observation with probability :math:`p_j = E_q[g(f_j)]`; predicted are
-    :math:`P(y = j) \propto p_j (1 - p_j)^{-\lambda}`.
+    is set against the rest, over shared points, neighbours and factorisations, with the probability
+    :math:`p_j = E_q[g(f_j)]`; predicted are :math:`P(y = j) \propto p_j (1 - p_j)^{-\lambda}`.
 
     For many observations and boundaries that need many inducing points, and for streams. Where
     predictions may hold all observations compare `VecchiaGPClassifier`. Repeated observations count
@@ -82,16 +81,17 @@ class SWSGPClassifier(ProjectedClassifierMixin, SWSGPMixin, StreamingGPClassifie
         held-out observations gain. 1.0 is the paper's, which lets q overfit where M is large.
     {covariance, inducing}
     init : {"auto", "random", "k-means", "greedy"}, default="auto"
-        Where they begin: observations at random; centres of clusters, of each class by itself; or
-        observations chosen one by one where the variance that the others leave is greatest. "auto"
-        takes clusters for up to 0.3 n points, else observations at random.
+        Initial inducing points: observations at random; centres of clusters, of each class by
+        itself; or observations chosen greedily, each where the conditional variance given the
+        others is greatest. "auto" takes clusters for up to 0.3 n points, else observations at
+        random.
     {neighbors}
     solver : {"auto", "natural", "adam"}, default="auto"
         Natural-gradient steps ("auto", "natural"), followed by Adam for what these cannot do (full
         S with H < M, learned points); or Algorithm 1 of the paper, by which minibatches move
         everything together, hyper-parameters too.
     polish : bool or "auto", default=False
-        Run Algorithm 1 at the end, and keep what it did only if held-out observations gain. "auto"
+        Run Algorithm 1 at the end; its result is accepted only if the validation loss falls. "auto"
         does where there are no more than a quarter as many inducing points as observations.
     projection : int, "auto" or None, default="auto"
         Principal components of X that the kernel sees in place of its columns, divided by their
@@ -170,9 +170,7 @@ class SWSGPClassifier(ProjectedClassifierMixin, SWSGPMixin, StreamingGPClassifie
     (50, 2)
     """
 
-    _parameter_constraints: dict = {
-        **StreamingGPClassifier._parameter_constraints,
-        **SWSGPMixin._swsgp_constraints,
+    _parameter_constraints = {
         "init": [StrOptions({"auto", *INITIALISERS})],
         "likelihood": [StrOptions({"probit", "logit"})],
     }

@@ -37,7 +37,7 @@ from skgp.models.swsgp import SWSGPFit, fit_swsgp
 class SWSGPMixin(ProjectionMixin, WarpedInputs):
     r"""Parameters, inducing points and predictions; an estimator adds the likelihood.
 
-    The estimator has the parameters of ``_swsgp_constraints``.
+    The estimator has the parameters of ``_parameter_constraints``.
 
     Parameters
     ----------
@@ -59,7 +59,7 @@ class SWSGPMixin(ProjectionMixin, WarpedInputs):
         None keeps the kernel's hyper-parameters and the points.
     max_iter : int or None, default=None
         Natural-gradient steps (14 by default) or steps of Adam: by default as many as it takes
-        until the bound stands still, 6000 at most, and 400 of a polish.
+        until the bound converges, 6000 at most, and 400 of a polish.
     tol : float, default=1e-4
         Relative change of the bound at which the former stop.
     learning_rate : float or None, default=None
@@ -106,7 +106,7 @@ class SWSGPMixin(ProjectionMixin, WarpedInputs):
     #: Whether q(u) was found from rows in blocks.
     _reads_blocks = False
 
-    _swsgp_constraints: dict[str, list[Any]] = {
+    _parameter_constraints = {
         "method": [StrOptions({"variational", "kriging"})],
         "n_inducing": [Interval(Integral, 1, None, closed="left"), None],
         "n_neighbors": [Interval(Integral, 1, None, closed="left"), StrOptions({"auto"})],
@@ -116,8 +116,6 @@ class SWSGPMixin(ProjectionMixin, WarpedInputs):
         "init": [StrOptions(set(INITIALISERS))],
         "neighbors": [StrOptions({"auto", "exact", "faiss"})],
         "solver": [StrOptions({"auto", "natural", "adam"})],
-        **ProjectionMixin._projection_constraints,
-        **WarpedInputs._warp_constraints,
         "polish": ["boolean", StrOptions({"auto"})],
         "max_iter": [Interval(Integral, 1, None, closed="left"), None],
         "tol": [Interval(Real, 0, None, closed="left")],

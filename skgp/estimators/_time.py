@@ -219,12 +219,8 @@ class IndexedOutput:
 def framed(*names: str, columns: Callable | None = None) -> Callable[[Callable], Callable]:
     """Decorate a prediction to return what `set_output` asked for.
 
-    Parameters
-    ----------
-    *names : str
-        Of the arrays (n,) that it may return.
-    columns : callable, optional
-        Maps the estimator and the arguments of the call by name to those of an array (n, k).
+    `names` are of the arrays (n,) that it may return; `columns` maps the estimator and the
+    arguments of the call by name to those of an array (n, k).
     """
 
     def decorator(method: Callable) -> Callable:

@@ -45,9 +45,7 @@ class VaryingNoise(LogScale, RegressionPredictions):
         others.
     """
 
-    _noise_constraints: dict[str, list[Any]] = {
-        "heteroscedastic": ["boolean", StrOptions({"auto"})]
-    }
+    _parameter_constraints = {"heteroscedastic": ["boolean", StrOptions({"auto"})]}
 
     heteroscedastic: bool | Auto
 

@@ -47,8 +47,7 @@ class VecchiaMixin(WarpedInputs):
         Evaluations of the search.
     """
 
-    _vecchia_constraints: dict[str, list[Any]] = {
-        **WarpedInputs._warp_constraints,
+    _parameter_constraints = {
         "n_neighbors": [Interval(Integral, 0, None, closed="left")],
         "n_inducing": [Interval(Integral, 0, None, closed="left"), None],
         "ordering": [StrOptions({"auto", "maximin", "random"})],
@@ -253,11 +252,8 @@ class VecchiaGPRegressor(VecchiaMixin, VaryingNoise, LikelihoodGPRegressor):
     True
     """
 
-    _parameter_constraints: dict = {
-        **LikelihoodGPRegressor._parameter_constraints,
-        **VecchiaMixin._vecchia_constraints,
-        **VaryingNoise._noise_constraints,
-        "batch_size": [*VecchiaMixin._vecchia_constraints["batch_size"], StrOptions({"auto"})],
+    _parameter_constraints = {
+        "batch_size": [*VecchiaMixin._parameter_constraints["batch_size"], StrOptions({"auto"})]
     }
 
     _posterior: VecchiaPosterior

@@ -130,10 +130,7 @@ class VecchiaGPClassifier(ProjectedClassifierMixin, VecchiaMixin, BaseGPClassifi
     (10, 'maximin')
     """
 
-    _parameter_constraints: dict = {
-        **BaseGPClassifier._parameter_constraints,
-        **VecchiaMixin._vecchia_constraints,
-        **ProjectedClassifierMixin._projection_constraints,
+    _parameter_constraints = {
         "likelihood": [StrOptions({"logit", "probit"})],
         "max_iter": [Interval(Integral, 0, None, closed="left")],
     }

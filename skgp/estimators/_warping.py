@@ -22,7 +22,6 @@ References
 """
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from scipy.stats import rankdata
@@ -151,7 +150,7 @@ class WarpedInputs(BaseGP):
         None where the kernel sees X as it is.
     """
 
-    _warp_constraints: dict[str, list[Any]] = {"warp_inputs": ["boolean", StrOptions({"auto"})]}
+    _parameter_constraints = {"warp_inputs": ["boolean", StrOptions({"auto"})]}
 
     warp_inputs: bool | Auto
     _warp: Warp | None = None

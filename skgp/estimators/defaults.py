@@ -106,7 +106,7 @@ PROJECTED_ROWS = 64
 SCATTER_ROWS = 8_192
 #: Whether to divide columns by their spreads: rows among which neighbours are looked for, of how
 #: many rows, how many, and standard errors by which they must predict better then. Powers of the
-#: columns are chosen likewise, and by the rows of LOG_ROWS (`tests.benchmarks.bench_warping`).
+#: columns are chosen likewise, and by the rows of LOG_ROWS (`tests.benchmarks.bench_choices`).
 SPREAD_CANDIDATES, SPREAD_COMPARED, SPREAD_NEIGHBORS, SPREAD_ERRORS = 10_000, 2_000, 10, 2.0
 #: Rows of a trial fit of a projection and rows held out for it, at most.
 TRIAL_ROWS, TRIAL_JUDGED = 500, 1_000

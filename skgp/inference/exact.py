@@ -273,8 +273,6 @@ def fit_iterative(
     ``converged`` is False where the true residual missed `tol` tenfold: do not predict from it
     without looking.
 
-    Notes
-    -----
     Set-up ``O(n^2 d / 2 + n r^2)``, an iteration ``2 n^2 (1 + s)`` flops on entries that were
     computed in float64 whatever `dtype`. Memory ``2 n^2`` bytes for a float32 matrix, ``8 n r`` for
     the preconditioner, ``40 n s`` for the iteration.

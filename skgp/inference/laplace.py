@@ -143,8 +143,6 @@ class OnlineLaplace(TensorState):
     :math:`H_t` (c, m, m), in float64, and `n_iter`, the Newton steps of the last update, of the
     column that took most.
 
-    Notes
-    -----
     State, and pickle: ``8 c m (m + 1)`` bytes, for any number of rows.
     """
 
@@ -166,8 +164,6 @@ class OnlineLaplace(TensorState):
         changes nothing. A gradient that is not finite raises a FloatingPointError, and changes
         nothing either.
 
-        Notes
-        -----
         ``O(c (n m^2 + m^3))`` a Newton step (:func:`.fit_newton`), of which there are five to ten.
         Memory beside the state and the features kept: about four m x m float64.
         """
@@ -316,8 +312,6 @@ def fit_newton_sums(
 ) -> SumsFit:
     """The mode of c problems that share their features, as `skgp.inference.newton.fit_newton`.
 
-    Notes
-    -----
     ``O(n c m^2)`` a pass, one a step and one at the start.
     """
     at = _OfBlocks(blocks, rows, prior_variance, start, callback)

@@ -43,8 +43,6 @@ def bilinear_gradient(
     Shape (n_dims,), float64: tiles are computed in the dtype of X, and their sums added up in
     float64.
 
-    Notes
-    -----
     Tiles of the upper triangle, ``O(n^2 (c + d) / 2)`` with one exponential an element. Agrees
     with autograd to rounding; within ``sqrt(eps)`` of distance 0, Matern 1/2 counts as flat.
     """

@@ -35,14 +35,9 @@ class KernelOperator:
 
     Entries and products have the `dtype`. Entries are computed in float64 before they are rounded:
     the expansion of squared distances loses digits to cancellation, which float32 cannot spare when
-    ``n * variance / noise`` exceeds about 1e6. X is (n, d); the kernel has no WhiteKernel.
-
-    Attributes
-    ----------
-    stored : bool
-        Whether the upper triangle is, which it is where it fits in
-        :func:`~skgp.linalg.runtime.memory_budget`; else entries are recomputed at every product.
-    shape : tuple (n, n)
+    ``n * variance / noise`` exceeds about 1e6. X is (n, d); the kernel has no WhiteKernel. The
+    upper triangle is `stored` where it fits in :func:`~skgp.linalg.runtime.memory_budget`; else
+    entries are recomputed at every product.
     """
 
     def __init__(self, kernel, X: Tensor, *, dtype: torch.dtype = torch.float32):
@@ -101,34 +96,19 @@ class RowOperator:
 
     Centred columns of X (n, d) lose the fewest digits. Entries and products have the `dtype`, by
     default that of X. Distances are computed in it, too, unless they would err by more than 3e-5:
-    then in that of X.
+    then in that of X. The full matrix is `stored` (a product with few rows is bound by memory, and
+    half a matrix would be read twice) where it fits in half of
+    :func:`~skgp.linalg.runtime.memory_budget`; else its upper triangle is recomputed tile by tile
+    at every product.
 
-    Attributes
-    ----------
-    stored : bool
-        Whether the full matrix is (a product with few rows is bound by memory, and half a matrix
-        would be read twice), which it is where it fits in half of
-        :func:`~skgp.linalg.runtime.memory_budget`; else its upper triangle is recomputed tile by
-        tile at every product.
-    dtype : torch.dtype
-    inputs : Tensor of shape (n, d)
-        X in the dtype that distances take at the last theta.
-
-    Raises
-    ------
-    RuntimeError
-        On a product before the first :meth:`set_theta`.
-
-    Notes
-    -----
-    :meth:`set_theta` overwrites the stored matrix in place, ``O(n^2 d / 2)``; a product with k
-    rows takes ``2 k n^2`` flops.
+    :meth:`set_theta` overwrites the stored matrix in place, ``O(n^2 d / 2)``; a product with k rows
+    takes ``2 k n^2`` flops, and is a RuntimeError before the first theta.
     """
 
     def __init__(self, kernel, X: Tensor, *, dtype: torch.dtype | None = None):
         n, self.dtype = len(X), X.dtype if dtype is None else dtype
         self._kernel, self._exact, self._rounded = kernel, X, X.to(self.dtype)
-        self.inputs = self._rounded
+        self.inputs = self._rounded  # in the dtype that distances take at the last theta
         self._node = bind(kernel, None, dtype=self.dtype, device=X.device)
         self.stored = self.stores(n, self.dtype, X.device)
         self._memory: Tensor | None = None  # of the matrix

@@ -259,8 +259,6 @@ class PairwiseKernel:
 
     The expression is checked and without WhiteKernel, X is (n, d).
 
-    Notes
-    -----
     Memory ``n^2 d`` numbers. ``O(k n^2 d)`` for k sets of hyper-parameters.
     """
 

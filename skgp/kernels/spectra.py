@@ -65,12 +65,8 @@ class Term(NamedTuple):
 def expand(node: Node, dims: tuple[int, ...] | None) -> list[Term]:
     """Expand a bound expression on the columns ``dims`` to a sum of terms, in a fixed order.
 
-    With dims=None the columns are unknown: they are neither checked nor recorded.
-
-    Raises
-    ------
-    ValueError
-        If a part has no spectral density, naming it.
+    With dims=None the columns are unknown: they are neither checked nor recorded. A ValueError
+    names a part without spectral density.
     """
     kernel, kind = node.kernel, type(node.kernel)
     if kind is Sum:

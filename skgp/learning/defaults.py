@@ -295,7 +295,7 @@ BATCH_NUMBERS = 2**22
 #: y) 153 take log y: .67 nats less on test rows in the mean, log RMSE .09 less, 3% of them worse in
 #: density; at 3 standard errors 119, of which 1% are.
 LOG_ERRORS, LOG_ITER = 2.0, 30
-#: Variances that vary (`tests.benchmarks.bench_noise`): powers of e^g of f; prior variances of g
+#: Variances that vary (`tests.benchmarks.bench_choices`): powers of e^g of f; prior variances of g
 #: over the length scales of f times these; that of its constant; standard errors that what is held
 #: out must gain. Of 108 samples of 100 to 400 rows of constant noise (normal, exponential, or of t
 #: with 3 degrees of freedom) eight are taken, which cost .01 nats at worst and gain in the mean; of

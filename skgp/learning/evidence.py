@@ -191,8 +191,6 @@ class TargetsEvidence:
     `gram` gives K at theta, noise included (:func:`skgp.kernels.training.training_gram`), Y (n, t),
     v of one number or (n,).
 
-    Notes
-    -----
     No diagonal is raised: a covariance without a Cholesky factor is a NotPositiveDefiniteError.
     """
 
@@ -265,11 +263,11 @@ def leave_one_out_log_density(
     in `theta` (n_theta,). `jitter` is further noise of the neighbours, relative to the variances of
     f. ``O(b k^3)``.
     """
-    signal, white = split_noise(kernel)
-    if white is None:
-        raise ValueError(f"kernel={kernel} has no noise; add + WhiteKernel(0.1) to it.")
+    signal, _ = split_noise(kernel)
     theta_signal, log_noise = split_theta(kernel, theta)
-    noise = theta.new_tensor(white.noise_level) if log_noise is None else log_noise.exp()
+    if log_noise is None:
+        raise ValueError(f"kernel={kernel} has no noise; add + WhiteKernel(0.1) to it.")
+    noise = log_noise.exp()
     group = torch.cat([neighbors, rows[:, None]], dim=1)  # (b, k + 1)
     K = gram(signal, gather_rows(data.X, group), theta=theta_signal, method="expand")
     added = data.row_noise(noise)[group]

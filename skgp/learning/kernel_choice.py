@@ -72,6 +72,7 @@ from skgp.linalg.runtime import Callback
 from skgp.optim.bfgs import minimize_by_curvature, minimize_within
 from skgp.optim.stopping import LossRecorder
 
+_NATS_A_SCALE = 1.0  # mathematical: gain that a free hyper-parameter more has to bring [4]_
 _WITHOUT_PRIORS = ChoiceSettings(
     ratio_scale=math.inf, noise_scale=math.inf, tol=defaults.EVIDENCE_TOL
 )
@@ -90,6 +91,10 @@ class Choice:
     def kernel(self):
         """The expression at the optimum."""
         return with_theta(self.family.kernel, self.theta)
+
+    def gain_over(self, other: "Choice") -> float:
+        """By how many nats the objective is greater than at another optimum."""
+        return (other.loss - self.loss) * self.family.total
 
 
 def choose_kernel(
@@ -283,9 +288,8 @@ class _Search:
     def _noisy(self, fit: Choice) -> bool:
         """Whether much is left to explain: the noise is above that of its prior."""
         place = fit.family.noise_place
-        return (
-            place is None or math.exp(fit.theta[place]) > self.settings.noise * fit.family.variance
-        )
+        most = self.settings.noise * fit.family.variance
+        return place is None or math.exp(fit.theta[place]) > most
 
     def _unexplained(self, fit: Choice) -> bool:
         """Whether observations left out are predicted far worse than the noise allows."""
@@ -309,7 +313,7 @@ class _Search:
             starts = self._oscillating(found.family, found.theta)
             runs = [self.run(found.family, theta) for theta in starts]
             best = min([found, *runs], key=lambda fit: fit.loss)
-            if (found.loss - best.loss) * found.family.total < 1:  # a nat, as for a scale more
+            if best.gain_over(found) < _NATS_A_SCALE:
                 return best
             found = best
         return found
@@ -356,9 +360,8 @@ class _Search:
         weight, best = candidates[0].family.data.weight, 0
         for k in range(1, len(judged)):
             new, old = judged[k], judged[best]
-            # A nat for every free hyper-parameter more (Akaike).
-            nats = (candidates[best].loss - candidates[k].loss) * candidates[k].family.total
-            likelier = nats > n_free[k] - n_free[best]
+            more = _NATS_A_SCALE * (n_free[k] - n_free[best])
+            likelier = candidates[k].gain_over(candidates[best]) > more
             if old is None or (new is not None and self._better(new, old, weight, likelier)):
                 best = k
         chosen = judged[best]

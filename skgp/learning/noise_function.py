@@ -75,11 +75,11 @@ from skgp.learning.selection import choose, improves
 from skgp.likelihoods.quadrature import gauss_hermite
 from skgp.linalg import NotPositiveDefiniteError
 from skgp.linalg.cholesky import cho_inverse, jittered_cholesky, log_det, raise_diagonal_
-from skgp.linalg.runtime import to_arrays
+from skgp.linalg.runtime import TensorState, to_arrays
 
 
 @dataclass(frozen=True)
-class NoiseFunction:
+class NoiseFunction(TensorState):
     r"""Logarithm g of the variance of noise over its constant :math:`\sigma^2`."""
 
     kernel: Any  # of f, without noise
@@ -99,9 +99,6 @@ class NoiseFunction:
         """W^1/2 B^-1 W^1/2, (m, m)."""
         K = self._prior(self.X * self.stretch, self.X)
         return self.root[:, None] * cho_inverse(laplace_factor(K, self.root)) * self.root
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name != "reduction"}
 
     def components(self, X: Tensor, var: Tensor, noise: float) -> tuple[Tensor, Tensor]:
         """Factors of variances (n,) of f and of noise at rows X (n, d), for S values of g.

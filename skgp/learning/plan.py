@@ -262,10 +262,7 @@ def warn_of_too_many(n_basis: int | None, n: int) -> None:
 def resolve_classification(asked: Plan, n: int, n_problems: int, kernel) -> Plan:
     """Fill what a plan of a classification of n rows leaves open; c one-vs-rest `n_problems`.
 
-    Raises
-    ------
-    ValueError
-        Where basis, n_basis, solver and covariance cannot be had together.
+    A ValueError says where basis, n_basis, solver and covariance cannot be had together.
     """
     solver = "newton" if asked.solver == "auto" else asked.solver
     basis, reason = asked.basis, ""

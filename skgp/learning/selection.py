@@ -108,14 +108,7 @@ def choose_towards(losses: Mapping[float, Array], simplest: float, **options: An
     It lies between the two. On the other side of the simplest a value may be within the noise of
     the best, where a few observations make that noise, and yet is no step towards it.
 
-    Parameters
-    ----------
-    losses : mapping of float to array of shape (n,)
-        In nats, of each value.
-    simplest : float
-        The value nearest to it is the simplest.
-    **options
-        Of `choose`.
+    `losses` (n,), in nats, are by value; `options` are those of `choose`.
     """
     line = sorted(losses)
     tried = [losses[value] for value in line]
@@ -126,14 +119,9 @@ def choose_towards(losses: Mapping[float, Array], simplest: float, **options: An
 
 
 def improves(new: Array, old: Array, **options: Any) -> bool:
-    """Whether the losses of a more complex candidate are lower, by the rule of `choose`.
+    """Whether the losses (n,) of a more complex candidate are lower, by the rule of `choose`.
 
-    Parameters
-    ----------
-    new, old : array or tensor of shape (n,)
-        At the same held-out observations, in nats.
-    **options
-        Of `choose`.
+    At the same held-out observations, in nats; `options` are those of `choose`.
     """
     return choose([old, new], **options) == 1
 

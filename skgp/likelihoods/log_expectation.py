@@ -98,20 +98,6 @@ def log_expectation_loss(
     "bmc"; and :math:`-\log(L^{-1} \sum_l p_l + \nu)` for "smooth_bmc". A ValueError refuses an
     unknown `gradient` or `form`, `n_samples` below 1, a generator that is missing, and what
     ``likelihood.log_predictive`` refuses.
-
-    Examples
-    --------
-    >>> import torch
-    >>> from skgp.likelihoods import Bernoulli
-    >>> y, var = torch.ones(2), torch.ones(2)
-    >>> mean = torch.zeros(2, requires_grad=True)
-    >>> loss = log_expectation_loss(
-    ...     Bernoulli("probit"), y, mean, var, gradient="ups", n_samples=1000,
-    ...     generator=torch.Generator().manual_seed(0),
-    ... )
-    >>> loss.sum().backward()
-    >>> loss.detach(), mean.grad.round(decimals=1)  # exactly: -1 / sqrt(pi) = -0.564
-    (tensor([0.6931, 0.6931]), tensor([-0.6000, -0.6000]))
     """
     if gradient not in GRADIENTS:
         raise ValueError(f"gradient must be one of {GRADIENTS}; got {gradient!r}.")
@@ -255,16 +241,6 @@ def product_noise(
     log-concave and is not; a TypeError other likelihoods. An entry still without a draw after ten
     times the proposals expected is a RuntimeError: a likelihood 1e8 standard deviations away from
     the Gaussian may bring it about.
-
-    Examples
-    --------
-    >>> import torch
-    >>> from skgp.likelihoods import Bernoulli
-    >>> y, mean, var = torch.ones(3), torch.tensor([-9.0, 0.0, 9.0]), torch.ones(3)
-    >>> generator = torch.Generator().manual_seed(0)
-    >>> e, _ = product_noise(Bernoulli(), y, mean, var, n_samples=1000, generator=generator)
-    >>> (mean + e).mean(0).round()
-    tensor([-8.,  0.,  9.])
     """
     if not isinstance(n_samples, int) or n_samples < 1:
         raise ValueError(f"n_samples must be a positive integer such as 10; got {n_samples!r}.")

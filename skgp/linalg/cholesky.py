@@ -57,8 +57,6 @@ def jittered_cholesky(A: Tensor, *, max_jitter: float = 1e-4) -> CholeskyResult:
     the caller to record and warn about. A NotPositiveDefiniteError refuses NaN or inf, or a matrix
     for which `max_jitter` is not enough, and names likely causes.
 
-    Notes
-    -----
     :math:`O(n^3 / 3)`, memory for one factor; an attempt that fails stops at its first bad pivot.
     With jitter a raised copy of `A` is held as well.
 
@@ -312,17 +310,10 @@ def ridge_by_rows(Phi: Tensor, y: Tensor, noise: Tensor) -> Ridge:
 
 
 class UnitLower:
-    """I - B (n, n): row i of B has the numbers b_i in the columns index_i.
+    """I - B (n, n): row i of B has the numbers b_i (H,) in the columns index_i (H,), int64.
 
-    Parameters
-    ----------
-    index : Tensor of int64, shape (n, H)
-        Columns below i; another, as i itself, stands for no entry.
-    b : Tensor of float64, shape (n, H)
-
-    Notes
-    -----
-    A solution with k columns takes O(n H k).
+    These are below i; another, as i itself, stands for no entry. A solution with k columns takes
+    O(n H k).
     """
 
     def __init__(self, index: Tensor, b: Tensor) -> None:

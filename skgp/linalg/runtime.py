@@ -230,12 +230,17 @@ class TensorState:
     """Stores tensors as NumPy arrays: small whatever storage they view, loadable without a GPU.
 
     Tensors and dtypes inside lists, tuples and dictionaries too. Deep copies keep their devices.
-    A subclass says in `_lasting` what of its attributes is not worked out anew.
+    Cached properties are worked out anew; a subclass says in `_lasting` what else is.
     """
 
     def _lasting(self) -> dict[str, Any]:
         """The attributes that a pickle or a copy elsewhere keeps; a new dictionary."""
-        return dict(self.__dict__)
+        own = type(self)
+        return {
+            name: value
+            for name, value in self.__dict__.items()
+            if not isinstance(getattr(own, name, None), functools.cached_property)
+        }
 
     def __getstate__(self) -> dict[str, Any]:
         return _stored(self._lasting())

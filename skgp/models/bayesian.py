@@ -36,9 +36,9 @@ rank that probes are drawn from:
 
 Their noise is anchored at the mode, their draws are weighted by Stein's identity; in ULISSE
 survival follows the size of the increments. Where the likelihood of all observations can be
-evaluated, up to some thousands, exact likelihoods cost less than chains that say as much
-(`sample_by_density`), and of many more observations Vecchia's approximation of it (`approximate`),
-whose cost is linear in their number.
+evaluated, up to some thousands, exact likelihoods cost less than chains of the same effective
+sample size (`sample_by_density`), and of many more observations Vecchia's approximation of it
+(`approximate`), whose cost is linear in their number.
 
 Errata: section 5.1 refers to section 4 for (7), which is in section 2.1. With the weights
 :math:`w_r = e^{\beta r}` of section 4 the estimate is unbiased, but its variance rests on events
@@ -147,7 +147,7 @@ def choose_kernel(
 def likelihood_by_neighbors(
     kernel: Any, data: Data, plan: Plan, rng: np.random.Generator
 ) -> VecchiaEvidence | None:
-    """That of the kernel as it is, where the plan has such a one."""
+    """Vecchia's approximation at the kernel's own values, where the plan uses one."""
     if plan.solver != "vecchia":
         return None
     generator = of_its_own(rng)

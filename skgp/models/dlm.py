@@ -9,17 +9,17 @@ are judged by,
 ``fit_sparse`` takes these steps. Where every input is an inducing point, Gaussian noise needs none
 of them: the posterior is that of Bayes' rule. Otherwise,
 
-1. *Kernel.* Of several families, the one whose ELBO on some rows is best.
-2. *Start.* Hyper-parameters, inducing points and q(u) maximise the ELBO, a sound if timid guide:
-   collapsed for Gaussian noise, by natural gradients and L-BFGS otherwise. Of few rows,
-   hyper-parameters maximise the evidence itself. More inducing points follow where they predict
-   held-out data better.
-3. *Objective.* It is minimised over q(u), "fixed" stops here; then, "joint", over everything. Of
-   few labels, and of few rows with outliers, the ELBO stands for the log-loss (`of_few_rows`).
-4. *Rows held out* of step 3 say when to stop the joint search, which can overfit, and whether it
-   gained anything, and how far the noise may fall below that of the ELBO; q(u) then learns from
-   all rows. Step 2 saw them: the ELBO does not overfit. After minibatches they also say how far the
-   mean may move to that of least squares.
+1. *Kernel.* Of several families, the one of the greatest ELBO on a subset of the observations.
+2. *Initial values.* Hyper-parameters, inducing points and q(u) maximise the ELBO: collapsed for
+   Gaussian noise, by natural gradients and L-BFGS otherwise. With few observations,
+   hyper-parameters maximise the log marginal likelihood itself. More inducing points follow where
+   they predict held-out data better.
+3. *Objective.* It is minimised over q(u), where "fixed" stops; then, "joint", over everything. With
+   few labels, or few observations with outliers, the ELBO replaces the log-loss (`of_few_rows`).
+4. *Held-out observations* of step 3 decide when the joint search, which can overfit, stops, whether
+   its result is accepted, and how far the noise may fall below that of the ELBO; q(u) is then
+   fitted to all observations. Step 2 uses them: the ELBO does not overfit. After minibatches they
+   also choose how far the mean moves towards that of least squares.
 
 =================================  ===========================================================
 paper                              here
@@ -107,7 +107,7 @@ class SparseFit:
     dense: SparsePosterior | None = None  # of a dense process, in place of that of `state`
 
     def posterior(self) -> SparsePosterior:
-        """What predicts."""
+        """The predictive posterior."""
         return self.state.posterior() if self.dense is None else self.dense
 
 
@@ -151,7 +151,8 @@ def _fit_watched(state: SparseState, problem: Problem, history: History) -> Spar
     objective = _relative_to(state, kept, problem.objective)
     noisy = less_noise(state, objective)
     state = start_log_loss(state, kept, objective, problem.settings)
-    # What the joint search has to beat: q(u) alone, with the hyper-parameters of the ELBO.
+    # The result is accepted only if its validation loss is below that of q(u) alone, with
+    # the hyper-parameters of the ELBO.
     state = minimise(state, kept, objective.of_posterior_alone, _briefly(problem)).state
     watch = BestState(objective, held_out)
     watch.score(state)
@@ -206,7 +207,7 @@ def minimise(
     options |= {"callback": recorder, "watch": watch}
     if closed:
         few = data.some(int(defaults.ALONE_NUMBERS / n_numbers), problem.generator)
-        # Fewer rows bear as much less of the regulariser.
+        # The regulariser is scaled to the fewer observations.
         scaled = replace(objective, beta=objective.beta * few.total / data.total)
         found = fit_all_rows(state, few, scaled, **options)
         found = replace(found, state=objective.with_optimum(found.state, data))
@@ -292,10 +293,9 @@ def _report(
 def fit_beta_path(problem: Problem) -> tuple[SparseFit, dict[float, float]]:
     r"""Fit with the :math:`\beta` that predicts held-out data best, and the losses of the path.
 
-    Three parts of the data are held out, each for a purpose of its own, as a loss that was chosen
-    by is too low to choose by or to report: one says when each fit stops, and which of its states
-    is kept; one chooses beta; one is scored once, by the fit that was chosen. A single fit of all
-    the data with that beta follows.
+    Three parts of the data are held out, each for one purpose, as a minimised loss is biased low:
+    the first stops each fit and selects its state; the second chooses beta; the third scores the
+    chosen fit once. A single fit of all the data with that beta follows.
 
     The path begins with :math:`\beta = 1`, searched for as in a fit of that weight alone. From its
     best state it goes down, each fit beginning at the best state of the last one, q(u) first and

@@ -123,7 +123,7 @@ def fit_exact(p: Problem, plan: Plan) -> Fit:
         posterior = fit_dense(p.kernel, data, p.noise, wanted, generator=p.generator)
     else:
         kind = plan.covariance if plan.covariance == "samples" else "diagonal"
-        # Half the draws: every one makes an iteration dearer.
+        # Half the draws: each is one more right-hand side of every iteration.
         wanted = replace(wanted, kind=kind, n_samples=(o.n_samples + 1) // 2)
         recorder = StopRecorder(p.callback)
         ill = float(gram_diag(p.kernel, data.X).sum()) / p.noise > defaults.ILL_CONDITIONED
@@ -282,7 +282,7 @@ def fit_laplace(
 
 
 def fit_relevance_vectors(p: Problem, plan: Plan) -> Fit:
-    """Appendix I.3: relevance vectors, their weights and the noise, of `data` as they came.
+    """Appendix I.3: relevance vectors, their weights and the noise, of `data` not merged.
 
     The amplitude of the kernel is without effect, and the noise too unless it is to be kept: the
     evidence of a sparse model has its own maximum. Of classes, one-vs-rest, it is Laplace's.
@@ -337,7 +337,7 @@ def fit_classifier(
     """
     if plan.basis == "inducing":
         Z = p.data.X if Z is None else Z
-        plan = replace(plan, n_basis=len(Z))  # of inputs that are equal one is a point
+        plan = replace(plan, n_basis=len(Z))  # equal inputs make one inducing point
     if plan.basis == "relevance":
         return fit_relevance_vectors(p, plan)
     if plan.solver == "newton":
@@ -350,7 +350,7 @@ def fit_classifier(
 
 
 def fit_modes(p: Problem, plan: Plan, Z: Tensor | None, blocks: MappedBlocks | None = None) -> Fit:
-    """Laplace approximation, the amplitude by observations left out, which enter the last fit.
+    """Laplace approximation, the amplitude by held-out data, which enter the last fit.
 
     The paper has stochastic gradients only. They reach in ten minutes what Newton's method passes
     in one: a pass over all observations costs less than the thousands of iterations it replaces.

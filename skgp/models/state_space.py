@@ -25,7 +25,7 @@ An additive model is a sum of independent processes, one a column,
 Deviations
 ----------
 - The default is exact inference, with a site at every time for likelihoods that are not Gaussian;
-  inducing states are for small fitted models and rows in batches.
+  inducing states are for small fitted models and for minibatches.
 - q is the prior times sites on pairs of neighbouring states. The natural-gradient step averages
   these; it equals the paper's, which goes through the reverse subset inverse (B.3, Algorithms 1, 2)
   and needs no such operator. No covariance is inverted.
@@ -265,7 +265,7 @@ def fit_additive_statistics(
     posterior: str = "mean_field",
     **search: Any,
 ) -> Fit:
-    """Fit as `fit_additive` to the statistics of rows that are gone, with Gaussian noise."""
+    """Fit as `fit_additive` to the statistics of observations not kept, with Gaussian noise."""
     objective = BinnedEvidence(statistics, offset, posterior in ("auto", "joint"))
     return _climb(kernels, objective, likelihood, **search)
 
@@ -340,7 +340,7 @@ def _check(kernel: Any) -> None:
 def distinct(data: Data, place: int | None) -> Data:
     """Rows of a series with covariates: those of equal columns and targets as one of their weight.
 
-    `place` is that of the times; None of an additive model, which is as it was.
+    `place` is that of the times; None of an additive model, which is left unchanged.
     """
     if place is None or data.X.shape[1] == 1 or len(data.X[:, place].unique()) == len(data):
         return data

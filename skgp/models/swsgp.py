@@ -20,32 +20,33 @@ section 4.5, SWSGP-U               the same, ``union=True``; J of ``conditionals
 `fit_swsgp` takes these steps:
 
 1. *Active sets* of all observations (section 3.2), an observation itself among them if it is one.
-2. *Prior.* Without Gaussian noise, KL weight, amplitude and how classes are coupled by rows held
-   out (:mod:`skgp.learning.local.prior`). Not in the paper.
+2. *Prior.* Without Gaussian noise, KL weight, amplitude and the coupling of classes by held-out
+   data (:mod:`skgp.learning.local.prior`). Not in the paper.
 3. *q(u)* for fixed inducing points (section 4.3): diagonal S has a closed form for Gaussian noise,
    else some natural-gradient steps (:mod:`skgp.inference.natural`). Algorithm 1 from
    there for what these cannot move.
-4. *Polish.* If asked for, everything together by Algorithm 1, kept if rows held out gain.
+4. *Polish.* If asked for, everything together by Algorithm 1, accepted only if the
+   validation loss falls.
 
-Of rows in blocks, some at random stand for all in steps 2 and 4. Step 3 is one of these: sums over
-the blocks (:mod:`skgp.inference.neighbors.sums`), from the q(u) that those rows give where it has
-no closed form; or Algorithm 1, whose minibatches are read by rows, their active sets found as they
-come. No number a row is kept.
+With observations in blocks, steps 2 and 4 use a random subset. Step 3 is one of these: sums over
+the blocks (:mod:`skgp.inference.neighbors.sums`), initialised at the q(u) of that subset where it
+has no closed form; or Algorithm 1, whose minibatches are read from the blocks, with active sets
+found on the fly. Memory is O(1) in n.
 
 Deviations and errata
 ---------------------
 - Eq. (3): the last A lacks its transpose.
-- Eq. (11) averages divergences of H variables each: about H nats in all, whatever M. With inducing
-  points at the rows, m = y and S to 0, it has no upper bound in a noise variance that falls to 0.
-  The divergence weighs M / H here; 1.0 is the paper's, and H = M is exactly SVGP.
-- A row that is an inducing point may condition on itself: predictions of kin40k, protein, flights
-  and MNIST were all better so, given a KL weight that suits (a prototype had found the reverse, at
-  M / H and before convergence).
-- It is no bound of the marginal likelihood either, for w depends on the row. Hyper-parameters are
-  learned by the leave-one-out likelihood of rows given their neighbours
-  (:mod:`skgp.learning.local.hyperparameters`), before.
+- Eq. (11) averages KL divergences of H variables each: about H nats in all, whatever M. With
+  inducing points at the inputs, m = y and S to 0, it has no upper bound as the noise variance falls
+  to 0. The KL divergence has the weight M / H here; 1.0 is the paper's, and H = M is exactly SVGP.
+- An observation at an inducing point may condition on itself: predictions of kin40k, protein,
+  flights and MNIST were all better so, with the KL weight chosen (a prototype had found the
+  reverse, at M / H and before convergence).
+- Eq. (11) is no lower bound of the log marginal likelihood either, as w depends on the observation.
+  Hyper-parameters are learned before, by the leave-one-out likelihood of observations given their
+  neighbours (:mod:`skgp.learning.local.hyperparameters`).
 - Section 4.5 predicts jointly from the union of active sets, which differs from eq. (13) for each
-  row. J agrees with it.
+  point. J agrees with it.
 
 References
 ----------
@@ -158,7 +159,7 @@ class _Fitter:
         parameters = likelihood.initial(data.X)
         self.has_parameters = parameters.numel() > 0
         self.is_gaussian = likelihood.with_parameters(parameters).is_gaussian
-        # Gaussian noise was learned with the kernel; any other in turns with q.
+        # Gaussian noise was learned with the kernel; any other alternately with q.
         self.moves_likelihood = (
             settings.learn_hyperparameters and self.has_parameters and not self.is_gaussian
         )
@@ -249,7 +250,7 @@ class _Fitter:
         return lambda kernel, Z: active_sets(kernel, rows, Z, *how)
 
     def _system(self, state: SWSGPState, kl_weight: float) -> LocalSystem | FullSystem:
-        """What eq. (11) knows of all rows, their active sets found (step 1)."""
+        """The statistics of eq. (11) over all observations, given their active sets (step 1)."""
         kernel, Z, X, weight = state.kernel, state.Z, self.data.X, self.data.weight
         if self._is_closed(state):
             return full_system(kernel, X, Z, kl_weight=kl_weight, weight=weight)

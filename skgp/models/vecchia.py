@@ -36,7 +36,7 @@ predictive variances by simulation     `SparseHessian.spread`, draws in place of
 The steps of a fit:
 
 1. *Order.* Observations in random order, or in one that spreads every prefix evenly; with Gaussian
-   noise last those of so much noise that they tell little (`informative`).
+   noise those whose noise leaves them little information come last (`informative`).
 2. *Hyper-parameters* by the joint likelihood (:mod:`skgp.learning.vecchia`), on some of many rows;
    without Gaussian noise by Laplace's evidence (:mod:`skgp.learning.vecchia_laplace`), in which
    parameters of the likelihood move too; of many labels also by held-out ones, as the number of

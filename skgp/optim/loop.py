@@ -40,14 +40,7 @@ StoppingRule = Callable[[int, float], bool]
 
 
 class NonFiniteLossError(FloatingPointError):
-    """The loss or a gradient became NaN or infinite.
-
-    Attributes
-    ----------
-    iteration : int
-    parameter : str or None
-        Name of the first parameter whose value or gradient is not finite, if there is one.
-    """
+    """The loss or a gradient became NaN or infinite, and of which `parameter` first, if of one."""
 
     def __init__(self, message: str, *, iteration: int, parameter: str | None) -> None:
         super().__init__(message)

@@ -81,12 +81,9 @@ def hamiltonian_monte_carlo(
 
     ``callback(iteration, {"loss": -mean log-density, "ess": float, "r_hat": float})`` stops by
     True, keeping what was drawn. An iteration costs one gradient a leapfrog step, about two or
-    three where the approximation is good. `target` is picklable where joblib asks for processes.
-
-    Raises
-    ------
-    ValueError
-        If `covariance` is not positive definite, or the target vanishes near the mean.
+    three where the approximation is good. `target` is picklable where joblib asks for processes. A
+    ValueError says that `covariance` is not positive definite, or that the target vanishes near the
+    mean.
     """
     run = run or Run()
     points: list[np.ndarray] = []

@@ -212,13 +212,9 @@ def adaptive_importance_sampling(
 
     ``callback(round, {"loss": -mean log-density, "ess": float, "pareto_k": float})``, rounds
     counted from 1, stops by True, keeping the points so far. Each round costs `n_points`
-    evaluations of the target, which is picklable where joblib asks for processes.
-
-    Raises
-    ------
-    ValueError
-        If a covariance is not positive definite, or the target vanishes at every point of the first
-        round.
+    evaluations of the target, which is picklable where joblib asks for processes. A ValueError says
+    that a covariance is not positive definite, or that the target vanishes at every point of the
+    first round.
     """
     plan = rounds or Rounds()
     means = np.atleast_2d(np.asarray(mean, float))

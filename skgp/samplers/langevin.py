@@ -59,13 +59,8 @@ def stochastic_langevin(
     ``callback(iteration, {"loss": float, "ess": float, "r_hat": float})`` stops by True, keeping
     what was drawn; without a log-density, the loss is half the mean squared distance from `mean`,
     whitened. An iteration costs one gradient, three of "mala", and one more at every tenth
-    iteration and every second of the warm-up.
-
-    Raises
-    ------
-    ValueError
-        For a covariance that is not positive definite or steps that do not lie
-        between 0 and 4.
+    iteration and every second of the warm-up. A ValueError refuses a covariance that is not
+    positive definite, and steps beyond 0 to 4.
     """
     run, p = run or Run(), len(mean)
     bounds = np.full((p, 2), [-math.inf, math.inf]) if bounds is None else np.asarray(bounds)

@@ -12,7 +12,6 @@ import torch
 from skgp.likelihoods import Likelihood
 from tests.reference import fine_grid
 
-_SIXTEEN_NODES = np.polynomial.legendre.leggauss(16)
 MEANS = (-1.3, 0.0, 0.4, 2.0)
 WIDE_MEANS = (-8.0, -2.5, 0.0, 1.0, 8.0)
 
@@ -336,13 +335,13 @@ class LikelihoodContract:
             std = np.sqrt(var)
             edges = np.linspace(mean - 12 * std, mean + 12 * std, 49)
             kinks = [b for b in self.breaks(y) if edges[0] < b < edges[-1]]
-            f, weights = _gauss_legendre(np.sort(np.append(edges, kinks)))
+            f, weights = fine_grid.panels(np.sort(np.append(edges, kinks)))
             weights = weights * np.exp(-0.5 * (f - mean) ** 2 / var) / np.sqrt(2 * np.pi * var)
             yield y, mean, var, f, weights
 
     def _rule_over_y(self, f):
         support = self.support(f)
-        return (support, np.ones(len(support))) if self.DISCRETE else _gauss_legendre(support)
+        return (support, np.ones(len(support))) if self.DISCRETE else fine_grid.panels(support)
 
     def _raw_moments(self, f):
         """E[y | f] and E[y^2 | f] for each f, summed or integrated over y."""
@@ -355,11 +354,3 @@ class LikelihoodContract:
 def float64(*arrays):
     """Tensors of double precision."""
     return tuple(torch.as_tensor(np.asarray(array, dtype=np.float64)) for array in arrays)
-
-
-def _gauss_legendre(edges):
-    """Nodes and weights of the composite rule with panels between consecutive edges."""
-    x, w = _SIXTEEN_NODES
-    half = np.diff(edges)[:, None] / 2
-    middle = (edges[:-1] + edges[1:])[:, None] / 2
-    return (middle + half * x).ravel(), (half * w).ravel()

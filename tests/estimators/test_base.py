@@ -8,7 +8,7 @@ from sklearn.gaussian_process.kernels import RBF, WhiteKernel
 
 from skgp import QSGPRegressor, StateSpaceGPRegressor
 from skgp.estimators import _base
-from skgp.estimators._base import Backend, clip_variance, resolve_device, to_tensor
+from skgp.estimators._base import clip_variance, resolve_device, to_tensor
 from skgp.estimators._predictive import covariance_root, is_constant
 from skgp.linalg import NumericalWarning
 from tests.contracts.estimators import rbf_kernel
@@ -45,16 +45,6 @@ def test_clip_variance_is_silent_on_good_values(recwarn):
     var = np.array([0.0, 1.0])
     assert clip_variance(var) is var
     assert not recwarn
-
-
-def test_negative_variances_of_a_hook_are_clipped_with_a_warning(data, monkeypatch):
-    X, y = data
-    estimator = QSGPRegressor(rbf_kernel(), optimizer=None).fit(X, y)
-    hook = estimator._moments
-    monkeypatch.setattr(estimator, "_moments", lambda X: (hook(X)[0], -hook(X)[1]))
-    with pytest.warns(NumericalWarning, match="30 of 30"):
-        _, std = estimator.predict(X, return_std=True)
-    np.testing.assert_allclose(std**2, estimator.noise_variance_)
 
 
 def test_covariance_root_of_a_singular_matrix():
@@ -112,17 +102,6 @@ def test_auto_leaves_few_rows_and_series_of_one_column_to_the_cpu(monkeypatch):
         model._resolve_backend(X)
         assert taken.pop() == expected
     assert resolve_device("auto", 499).type == "cpu"
-
-
-def test_backend_streams_are_reproducible():
-    backend = Backend(torch.device("cpu"), torch.float32, 3)
-    again = Backend(torch.device("cpu"), torch.float32, 3)
-    before = torch.get_rng_state()
-    assert backend == again and backend.dtype == torch.float32
-    first, second = (torch.rand(3, generator=b.generator()) for b in (backend, again))
-    assert torch.equal(first, second)
-    assert backend.rng().random() == again.rng().random()
-    assert torch.equal(torch.get_rng_state(), before)
 
 
 def test_to_tensor_shares_memory_and_accepts_read_only(recwarn):

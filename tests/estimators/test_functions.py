@@ -13,9 +13,6 @@ from sklearn.gaussian_process.kernels import (
     RationalQuadratic,
     WhiteKernel,
 )
-from sklearn.multioutput import MultiOutputRegressor
-from sklearn.pipeline import make_pipeline
-from sklearn.preprocessing import StandardScaler
 
 from skgp import (
     BayesianGPRegressor,
@@ -181,26 +178,6 @@ def test_gradients_are_in_the_units_of_the_user():
             np.testing.assert_allclose(gradient, 1e3 * same / scale, rtol=1e-4)
 
 
-def test_gradients_pass_through_pipelines_as_those_of_what_they_scale():
-    pipeline = make_pipeline(StandardScaler(), QSGPRegressor(KERNEL, optimizer=None)).fit(X, Y)
-    scaled = pipeline[0].transform(X_NEW)
-    found = pipeline.predict(X_NEW, **ASKED)
-    for value, same in zip(found, pipeline[-1].predict(scaled, **ASKED), strict=True):
-        np.testing.assert_array_equal(value, same)
-
-
-def test_gradients_of_data_frames_and_float32():
-    pandas = pytest.importorskip("pandas")
-    frame = pandas.DataFrame(X, columns=["a", "b"])
-    for model in (QSGPRegressor(KERNEL, optimizer=None), EXACT["gpr"]()):
-        expected = model.fit(X, Y).predict(X_NEW, **ASKED)
-        single = model.predict(X_NEW.astype(np.float32), **ASKED)
-        named = model.fit(frame, Y).predict(pandas.DataFrame(X_NEW, columns=["a", "b"]), **ASKED)
-        for value, same, rounded in zip(named, expected, single, strict=True):
-            np.testing.assert_allclose(value, same, rtol=1e-10)
-            np.testing.assert_allclose(rounded, same, rtol=1e-3, atol=1e-4)
-
-
 def test_std_grad_is_zero_where_there_is_no_variance():
     kernel = 1.0 * RBF(1.0, "fixed")
     model = GaussianProcessRegressor(kernel, alpha=0.0, optimizer=None).fit([[0.0]], [1.0])
@@ -328,13 +305,6 @@ def test_draws_of_f_have_no_noise_of_the_kernel(fitted, n_targets):
 # ---- draws and covariances
 
 
-def test_draws_of_f_are_smooth_and_those_of_y_are_not():
-    x = np.linspace(-2, 2, 50)[:, None] * [1.0, 0.0]
-    model = QSGPRegressor(KERNEL, optimizer=None).fit(X, Y)
-    rough, smooth = model.sample_y(x, 5), model.sample_f(x, 5)
-    assert np.diff(smooth, n=2, axis=0).std() < 0.2 * np.diff(rough, n=2, axis=0).std()
-
-
 def test_joint_predictions_refuse_rows_of_dask():
     array = pytest.importorskip("dask.array")
     model = QSGPRegressor(KERNEL, optimizer=None).fit(X, Y)
@@ -345,10 +315,3 @@ def test_joint_predictions_refuse_rows_of_dask():
     gradient = model.predict(rows, return_mean_grad=True)[1]
     expected = model.predict(X_NEW, return_mean_grad=True)[1]
     np.testing.assert_allclose(gradient.compute(), expected, rtol=1e-7)
-
-
-def test_several_targets_are_models_of_their_own_in_a_meta_estimator():
-    several = np.column_stack([Y, -2 * Y])
-    model = MultiOutputRegressor(QSGPRegressor(KERNEL, optimizer=None)).fit(X, several)
-    found = model.predict(X_NEW)
-    np.testing.assert_allclose(found[:, 1], -2 * found[:, 0], rtol=1e-8)

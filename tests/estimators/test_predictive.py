@@ -16,8 +16,8 @@ from skgp.estimators._predictive import (
     link_covariance,
 )
 from skgp.estimators._validation import check_counts
-from skgp.likelihoods import Gaussian, Laplace, Poisson, StudentT
-from tests.contracts.estimators import rbf_kernel, z_scores
+from skgp.likelihoods import Laplace, Poisson, StudentT
+from tests.contracts.estimators import rbf_kernel
 from tests.same import assert_same
 
 LIKELIHOODS = {
@@ -144,21 +144,6 @@ def test_covariances_do_not_depend_on_the_blocks(route, latent, monkeypatch):
 # ---- the mixin --------------------------------------------------------------------------------
 
 
-def test_gaussian_likelihood_equals_the_closed_forms(latent):
-    mean, covariance = latent
-    fast, general = Predictive(None, 0.3), Predictive(Gaussian(0.3), None)
-    for method, arguments in {
-        "_predictive_moments": (mean, covariance.diagonal()),
-        "_predictive_covariance": (mean, covariance),
-        "_predictive_log_density": (mean + 1, mean, covariance.diagonal()),
-        "_predictive_quantiles": (mean, covariance.diagonal(), np.array([0.1, 0.7])),
-    }.items():
-        found, expected = (getattr(one, method)(*arguments) for one in (general, fast))
-        for array, other in zip(found, expected, strict=True):
-            np.testing.assert_allclose(array, other, rtol=1e-12)
-    assert general._additive_variance() == pytest.approx(fast._additive_variance())
-
-
 @pytest.mark.parametrize("name", ["laplace", "student"])
 def test_added_noise_adds_to_the_variance_only(name, latent):
     mean, covariance = latent
@@ -184,29 +169,6 @@ def test_counts_vary_with_their_rates_and_for_themselves(name, latent):
     np.testing.assert_allclose(found, of_rates + np.diag(expected_mean), rtol=1e-6, atol=1e-9)
     with pytest.raises(AttributeError, match="Predictive has no noise_variance_: .* Poisson "):
         predictive._additive_variance()
-
-
-@pytest.mark.parametrize("name", LIKELIHOODS)
-def test_a_row_is_the_same_in_any_company(name, monkeypatch):
-    rng = np.random.default_rng(2)
-    mean, var = 2 * rng.standard_normal(50), rng.gamma(1.0, size=50)
-    z = rng.integers(0, 9, 50).astype(float)
-    levels = np.array([0.01, 0.5, 0.9])
-    predictive = Predictive(LIKELIHOODS[name])
-
-    def predictions(rows):
-        m, v = mean[rows], var[rows]
-        moments = predictive._predictive_moments(m, v)
-        quantiles = predictive._predictive_quantiles(m, v, levels)
-        return np.column_stack(
-            [*moments, quantiles, predictive._predictive_log_density(z[rows], m, v)]
-        )
-
-    whole = predictions(slice(None))
-    alone = np.concatenate([predictions([row]) for row in range(50)])
-    np.testing.assert_allclose(alone, whole, rtol=1e-12, atol=1e-13)
-    monkeypatch.setattr("skgp.estimators.defaults.LIKELIHOOD_ELEMENTS", 7)
-    np.testing.assert_allclose(predictions(slice(None)), whole, rtol=1e-12, atol=1e-13)
 
 
 def test_by_elements_broadcasts_and_holds_few_at_once(monkeypatch):
@@ -236,15 +198,6 @@ def test_draws_follow_their_random_state_and_leave_the_global_one(name):
     np.testing.assert_array_equal(first, again)
     assert not np.array_equal(first, second)
     assert torch.equal(torch.get_rng_state(), before)
-
-
-@pytest.mark.parametrize("name", ["gaussian", "laplace", *COUNTS])
-def test_draws_given_f_have_the_moments_given_f(name):
-    predictive, f = Predictive(LIKELIHOODS[name]), np.array([-1.0, 0.5, 3.0])
-    draws = predictive._sample_observations(np.tile(f[:, None], 20_000), np.random.RandomState(0))
-    mean, var = predictive._predictive_moments(f, np.zeros(3))
-    assert np.abs(z_scores(draws, mean)).max() < 4
-    assert np.abs(z_scores((draws - mean[:, None]) ** 2, var)).max() < 4
 
 
 # ---- noise without a variance -----------------------------------------------------------------

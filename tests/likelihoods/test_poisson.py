@@ -9,6 +9,7 @@ from scipy import special, stats
 
 from skgp.likelihoods import Poisson
 from tests.contracts.numeric_likelihoods import NumericLikelihoodContract
+from tests.reference.fine_grid import panels
 
 LINKS = ["exp", "softplus"]
 
@@ -63,9 +64,7 @@ def _cdf_by_panels(link, y, mean, var):
         np.linspace(-9, 9, 101) * std + mean, step + width * np.linspace(-30, 30, 301)
     )
     edges = np.unique(edges[np.abs(edges - mean) <= 9 * std])
-    x, w = np.polynomial.legendre.leggauss(20)
-    half, middle = np.diff(edges)[:, None] / 2, (edges[1:] + edges[:-1])[:, None] / 2
-    f, weights = (middle + half * x).ravel(), (half * w).ravel()
+    f, weights = panels(edges)
     return weights @ (stats.norm.pdf(f, mean, std) * special.gammaincc(y + 1, _rate(link, f)))
 
 

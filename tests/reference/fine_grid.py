@@ -27,7 +27,7 @@ def log_predictive(likelihood, y, mean, var, kinks=(), centres=()):
         kept = np.flatnonzero(values > values.max() - 45)
         ends = edges[max(kept[0] - 1, 0)], edges[min(kept[-1] + 1, len(edges) - 1)]
         edges = _edges(std, ends, mean, kinks, centres)
-    t, weights = _panels(edges)
+    t, weights = panels(edges)
     values = log_integrand(t)
     terms = weights * np.exp(values - values.max())
     total = terms.sum()
@@ -43,7 +43,7 @@ def expected_log_prob(likelihood, y, mean, var, kinks=(), centres=()):
     """
     std = np.sqrt(var)
     # As far as 20 standard deviations, for the sake of g = exp(f).
-    t, weights = _panels(_edges(std, (-20 * std, 20 * std), mean, kinks, centres))
+    t, weights = panels(_edges(std, (-20 * std, 20 * std), mean, kinks, centres))
     z = t / std
     weights = weights * np.exp(-0.5 * z**2) / (std * np.sqrt(2 * np.pi))
     at_mean = float(log_prob(likelihood, y, np.array([mean]))[0])
@@ -83,7 +83,8 @@ def _edges(std, ends, mean, kinks, centres):
     return edges[(edges >= ends[0]) & (edges <= ends[1])]
 
 
-def _panels(edges):
+def panels(edges):
+    """Nodes and weights of a rule of 20 nodes between each two consecutive edges."""
     half = np.diff(edges)[:, None] / 2
     middle = (edges[:-1] + edges[1:])[:, None] / 2
     return (middle + half * _X).ravel(), (half * _W).ravel()

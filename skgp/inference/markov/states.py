@@ -117,7 +117,7 @@ class LazyState(TensorState):
     """What predictions need is worked out at the first of them and is not pickled."""
 
     def _lasting(self) -> dict[str, Any]:
-        return {k: v for k, v in super()._lasting().items() if k not in ("posterior", "form")}
+        return {k: v for k, v in self.__dict__.items() if k not in ("posterior", "form")}
 
 
 @dataclass(frozen=True)

@@ -60,10 +60,6 @@ class LocalPredictor(TensorState):
     values: Any
     noises: Any
 
-    def _lasting(self) -> dict[str, Any]:
-        derived = ("neighborhood", "shared", "noises")
-        return {name: value for name, value in super()._lasting().items() if name not in derived}
-
     @cached_property
     def neighborhood(self) -> Neighborhood:
         """Which points a row uses."""

@@ -52,8 +52,6 @@ class NeighborSearch:
     `part` of a larger set; else a ValueError refuses a kernel that gives all points the same
     correlation. Another refuses a method that is unknown, or cannot use the kernel's metric.
 
-    Notes
-    -----
     Memory ``O(M d)`` beside Z, time O(M log M) of the tree, or O(d^3) of the components.
 
     Examples
@@ -95,8 +93,6 @@ class NeighborSearch:
         the index of a point that is not to be returned for a row; -1 for none. A ValueError says
         where there are not k points to return, or shapes do not fit.
 
-        Notes
-        -----
         Searches all M points in ``O(n M d)`` time, d the number of principal components where
         these are used; the tree in ``O(n k log M)`` where columns are few. Memory of some tiles
         of 16 to 64 MB.

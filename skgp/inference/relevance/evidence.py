@@ -104,8 +104,6 @@ def fit_relevance(
     as long as the evidence grows. The callback is told "loss"
     (minus the log evidence), "noise_variance" and "n_vectors".
 
-    Notes
-    -----
     With m candidates and r vectors a step is O(m r), and one that adds a vector O(n m) for its Gram
     column. Beyond the memory for n m numbers, the Gram matrix of the candidates is accumulated
     first, in O(n m^2), and no step depends on n. Deterministic.

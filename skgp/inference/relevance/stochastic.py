@@ -93,8 +93,6 @@ def fit_relevance_stochastic(
     whenever the mean fits worse than 0 does. The history, and the loss that the callback is told,
     are the mean squared errors on the support rows; the log evidence is NaN.
 
-    Notes
-    -----
     An iteration is O((n_batch + n_support) m d + n_support^2 m) for the m functions left; memory
     O((n_batch + n_support) m).
     """

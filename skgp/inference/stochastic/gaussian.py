@@ -100,8 +100,6 @@ class SGDSolver(StochasticSolver):
     part at the hyper-parameters of its last visit, and "noise_variance". Parameters, methods and
     errors are those of `StochasticSolver`, with an :class:`SGDState`.
 
-    Notes
-    -----
     An iteration takes :math:`O((\tilde n + \bar n) \tilde m (d + k))`, "nystrom"
     :math:`O(200^2 \tilde m)` more. Between iterations it keeps :math:`O(m k)`.
 

@@ -114,28 +114,10 @@ class LikelihoodSolver(StochasticSolver):
 
     Other arguments are those of `StochasticSolver`.
 
-    Notes
-    -----
     An iteration takes :math:`O((\tilde n + n_{support}) \tilde m (d + c k))` and the draws of
     :math:`\tilde m` frequencies, "nystrom" :math:`O(n_{support}^2 \tilde m)` more. Between
     iterations it keeps :math:`O(m c (1 + k))`. Where drawing the frequencies takes longer than
     evaluating the features (d in the hundreds) more rows cost little.
-
-    Examples
-    --------
-    >>> import torch
-    >>> from sklearn.gaussian_process.kernels import RBF
-    >>> from skgp.kernels import FourierFeatures
-    >>> from skgp.likelihoods import Gaussian
-    >>> from skgp.inference.stochastic.basis import FourierBasis
-    >>> X = torch.linspace(-1, 1, 200, dtype=torch.float64)[:, None]
-    >>> y, generator = X[:, 0].sin(), torch.Generator().manual_seed(0)
-    >>> basis = FourierBasis(FourierFeatures(RBF(0.5), 100, 1, seed=0, block_size=10))
-    >>> state = LikelihoodState.start(X, y, basis, Gaussian(0.01), generator=generator)
-    >>> options = SGDOptions(max_iter=100)
-    >>> history = LikelihoodSolver(X, y, basis, state, options, generator, Gaussian(0.01)).run()
-    >>> len(history["loss"]), state.q().mean.shape
-    (100, torch.Size([100]))
     """
 
     default_decay = defaults.LIKELIHOOD_DECAY

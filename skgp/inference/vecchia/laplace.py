@@ -217,9 +217,6 @@ class LatentPosterior(VecchiaPosterior):
     seed: int  # of the draws
     most_draws: int = defaults.LATENT_DRAWS
 
-    def _lasting(self) -> dict[str, Any]:
-        return {name: value for name, value in super()._lasting().items() if name != "spread"}
-
     @cached_property
     @torch.no_grad()
     def spread(self) -> tuple[Tensor, Tensor]:

@@ -158,10 +158,6 @@ class VecchiaPosterior(TensorState):
     root: Tensor  # (m, m); Cholesky factor of P
     n_neighbors: int  # of a prediction; 1 where nothing is left to neighbours
 
-    def _lasting(self) -> dict[str, Any]:
-        derived = ("neighborhood", "factor", "features", "residuals")
-        return {name: value for name, value in super()._lasting().items() if name not in derived}
-
     @cached_property
     def neighborhood(self) -> Neighborhood:
         """Which observations a prediction uses."""

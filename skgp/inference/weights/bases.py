@@ -1,5 +1,6 @@
 r"""Bases of models linear in their weights: columns of :math:`\Phi`, block by block."""
 
+from functools import cached_property
 from typing import Protocol
 
 import torch
@@ -7,7 +8,7 @@ from torch import Tensor
 
 from skgp.inference.defaults import SINGLE_TOLERANCE
 from skgp.kernels.gram import gram, gram_diag, gram_tile
-from skgp.linalg.cholesky import jittered_cholesky
+from skgp.linalg.cholesky import CholeskyResult, jittered_cholesky
 from skgp.linalg.runtime import TensorState
 
 
@@ -40,8 +41,6 @@ class WhitenedInducingBasis(TensorState):
     in squared units of f. A NotPositiveDefiniteError says that ``k(Z, Z)`` is singular beyond what
     jitter repairs, e.g. by duplicated points.
 
-    Notes
-    -----
     Set-up ``O(m^3)``; all features ``O(n m^2)``, by solving with L. Memory ``8 m^2`` bytes, which a
     pickle leaves out and recomputes. L is ill conditioned, so it is solved with in float64 and the
     result rounded to the dtype of ``X``, unless `in_single_precision`.
@@ -51,17 +50,20 @@ class WhitenedInducingBasis(TensorState):
 
     def __init__(self, kernel, Z: Tensor):
         self.kernel, self.Z, self.single = kernel, Z.to(torch.float64), False
-        self.n_features = len(Z)
-        self._factor, self.jitter = jittered_cholesky(gram(kernel, self.Z))  # (m, m)
+        self.n_features, self.jitter = len(Z), self._cholesky.jitter
 
     def block_slice(self, block: int) -> slice:
         """All columns."""
         return slice(0, self.n_features)
 
+    @cached_property
+    def _cholesky(self) -> CholeskyResult:
+        return jittered_cholesky(gram(self.kernel, self.Z))
+
     @property
     def root(self) -> Tensor:
         """L, lower triangular (m, m)."""
-        return self._factor
+        return self._cholesky.factor
 
     def covariances(self, X: Tensor) -> Tensor:
         """``k(X, Z)``, the features before L whitens them, in the dtype of X; O(n m d)."""
@@ -71,7 +73,7 @@ class WhitenedInducingBasis(TensorState):
         """All columns, shape (n, m)."""
         dtype = X.dtype if self.single else torch.float64
         cross = self.covariances(X.to(dtype))
-        factor = self._factor.to(X.device, dtype)
+        factor = self.root.to(X.device, dtype)
         whitened = torch.linalg.solve_triangular(factor.mT, cross, upper=True, left=False)
         return whitened.to(X.dtype)
 
@@ -93,18 +95,9 @@ class WhitenedInducingBasis(TensorState):
         where neither ``k(Z, Z)`` is ill conditioned nor the length scales are far below the inputs.
         """
         fast = self._copy(single=True)
-        scale = self._factor[0, 0].item()  # the prior's standard deviation at the first point
+        scale = self.root[0, 0].item()  # the prior's standard deviation at the first point
         error = (fast.features(X.float(), 0) - self.features(X.double(), 0)).abs().max()
         return fast if bool(error <= SINGLE_TOLERANCE * scale) else self
-
-    def _lasting(self) -> dict:
-        lasting = super()._lasting()
-        del lasting["_factor"]
-        return lasting
-
-    def __setstate__(self, state: dict) -> None:
-        super().__setstate__(state)
-        self._factor, self.jitter = jittered_cholesky(gram(self.kernel, self.Z))
 
     def __deepcopy__(self, memo: dict) -> "WhitenedInducingBasis":
         return self  # nothing changes it

@@ -40,37 +40,9 @@ class StreamingGram(TensorState):
     r"""Running :math:`A = \Phi^T W \Phi` and :math:`b = \Phi^T W y` of all rows seen.
 
     With float32 features (twice as fast) chunks have at most 4096 rows and their sums are added in
-    float64, which leaves a relative error of about 1e-6 in A.
-
-    Attributes
-    ----------
-    gram : Tensor of shape (m, m)
-        A, symmetric, float64.
-    moment : Tensor of shape (m,), or (m, t) of t targets
-        b.
-    feature_sum : Tensor of shape (m,)
-        :math:`\Phi^T W 1`, for targets shifted afterwards (:meth:`standardised`).
-    n_rows : int
-    sum_weight, sum_target, sum_square, sum_log_weight : float
-        :math:`\sum w_i`, :math:`\sum w_i y_i`, :math:`\sum w_i y_i^2`, :math:`\sum \log w_i`, of
-        shifted targets, as b; summed over targets, so that what follows of a mean is for one.
-
-    Notes
-    -----
-    ``n m^2`` flops (half of the full product) plus the features. Memory: ``8 m^2`` bytes for A,
-    the features of one chunk (at most 512 MiB, or one row) and one tile of 2 MiB.
-
-    Examples
-    --------
-    >>> from sklearn.gaussian_process.kernels import RBF
-    >>> from skgp.inference.weights.bases import WhitenedInducingBasis
-    >>> X = torch.linspace(0, 3, 20, dtype=torch.float64)[:, None]
-    >>> statistics = StreamingGram(WhitenedInducingBasis(RBF(1.0), X[::2]))
-    >>> for rows in (slice(0, 8), slice(8, 20)):
-    ...     statistics = statistics.update(X[rows], X[rows, 0].sin())
-    >>> posterior = gram_posterior(statistics, refit_noise(statistics, 0.1))
-    >>> bool((posterior.mean(X) - X[:, 0].sin()).abs().max() < 0.01)
-    True
+    float64, which leaves a relative error of about 1e-6 in A. ``n m^2`` flops (half of the full
+    product) plus the features. Memory: ``8 m^2`` bytes for A, the features of one chunk (at most
+    512 MiB, or one row) and one tile of 2 MiB.
     """
 
     def __init__(
@@ -83,10 +55,11 @@ class StreamingGram(TensorState):
     ):
         self.basis, self.shift, self.dtype = basis, shift, dtype
         m = basis.n_features
-        self.gram = torch.zeros(m, m, dtype=torch.float64)
-        self.moment = torch.zeros(m, *targets, dtype=torch.float64)
-        self.feature_sum = torch.zeros(m, dtype=torch.float64)
+        self.gram = torch.zeros(m, m, dtype=torch.float64)  # A
+        self.moment = torch.zeros(m, *targets, dtype=torch.float64)  # b
+        self.feature_sum = torch.zeros(m, dtype=torch.float64)  # Phi'W1, for `standardised`
         self.n_rows: float = 0  # a float where rows count by their weights
+        # Of shifted targets, as b; summed over targets, so that what follows of a mean is for one.
         self.sum_weight = self.sum_target = self.sum_square = self.sum_log_weight = 0.0
 
     def update(self, X: Tensor, y: Tensor, sample_weight: Tensor | None = None) -> "StreamingGram":
@@ -261,8 +234,6 @@ def optimal_gaussian(
 
     Returned are q and the jitter that was added to the diagonal of G, 0.0 almost always.
 
-    Notes
-    -----
     :math:`O(m^3 / 3 + m^2 k)`, three matrices of size m x m in memory.
     """
     m = len(gram)

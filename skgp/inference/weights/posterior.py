@@ -46,8 +46,6 @@ class WeightGaussian(TensorState):
     columns of C, lower triangular with a positive diagonal; `tail_std` (m - k,), positive, is the
     diagonal of C in the others.
 
-    Notes
-    -----
     O(m k) numbers. The tensors are kept, not copied; a ValueError refuses a diagonal that is not
     positive.
 
@@ -200,8 +198,6 @@ class ClassifierPosterior(TensorState):
     columns, whose means are not used. Without them the weights are known exactly, and every
     variance is 0.
 
-    Notes
-    -----
     State, and pickle: the basis, ``8 m c`` bytes of weights, ``8 (m - k) c`` of standard deviations
     and ``4 m k c`` of dense columns, which are rounded to float32 (a relative error of 1e-7 in a
     variance). With m = 4096 and ten columns: .7 MB diagonal, 17 MB chevron of 100 columns, 670 MB

@@ -79,8 +79,6 @@ def fit_robust(
     Sums and factorisations are in float64 whatever the dtype of the design. A ValueError refuses
     a weight that is not positive.
 
-    Notes
-    -----
     A pass costs :math:`2 n m^2` flops and the features once, a step :math:`O(m^3)`; some 10 to 20
     passes. Memory: at most ten m x m matrices beside the features kept.
     """

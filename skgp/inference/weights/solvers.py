@@ -37,8 +37,6 @@ def weights_cg(
     \sigma^2 (1 + 4 (\tfrac np - 1)) I`: p rows resolve only directions above about
     :math:`\sigma^2 n / p`, hence the larger ridge. All rows give the exact inverse.
 
-    Notes
-    -----
     An iteration costs ``O(n m k + m p k)`` and the features that the design does not keep; the
     set-up ``O(m p^2)``. Memory ``8 m p`` bytes and ``6 m k`` float64 beside the design's.
     """
@@ -116,8 +114,6 @@ def gauss_seidel(
     gradient norm so far), "loss" (J of the first column) and "sweep" after every block; a
     NumericalWarning says when `max_iter` sweeps do not reach `tol`.
 
-    Notes
-    -----
     First sweep ``O(n m block_size)``, later ones ``O(n m k)`` with factors and features kept.
     Memory: ``(n + m) k (4 + n_directions)`` float64, the features that the design keeps, those of
     one block of columns (tiles, generated twice, if they exceed an eighth of the budget), factors

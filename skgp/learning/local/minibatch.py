@@ -213,8 +213,6 @@ def fit_minibatch(
     callback hears of the mean since the last call. A NonFiniteLossError refuses a bound or gradient
     that is not finite.
 
-    Notes
-    -----
     O(b H^2 (H + d + c) + M (c + d)) a step, of which the second part is one fused pass over the
     vectors; O(c M (b H^2 + M)) more with a full covariance.
     """

@@ -66,9 +66,7 @@ class LogPosterior(Density):
         data: Data,  # float64
         priors: Sequence[Prior],  # one for each element of ``kernel.theta``
     ) -> None:
-        signal, white = split_noise(kernel)
-        if white is None:
-            raise ValueError(f"kernel={kernel} has no noise; add + WhiteKernel(0.1) to it.")
+        self.signal, self.places = split_noise(kernel)[0], theta_places(kernel)[0]
         self.n_dims = n_dims_of(kernel)
         if self.n_dims == 0:
             raise ValueError(
@@ -85,7 +83,6 @@ class LogPosterior(Density):
         self.bounds = bounds_of(kernel)  # (n_dims, 2), of u
         self.medians = np.log([prior.median for prior in self.priors])  # (n_dims,), logarithms
         self.prior_covariance = self.priors.covariance  # (n_dims, n_dims), of u
-        self.signal, self.places = signal, theta_places(kernel)[0]
 
     def __getstate__(self) -> dict[str, Any]:
         return {k: v for k, v in vars(self).items() if k != "exact"}

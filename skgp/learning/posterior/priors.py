@@ -179,14 +179,8 @@ def resolve_priors(
     wherever it occurs), one prior or one for each element, or of an element, by its place or its
     column (``"length_scale[0]"``, ``"length_scale[depth]"``). Elements come first, then full names;
     what is not named keeps the default, and priors that a user gave are independent, those of a
-    kernel's other length scales included.
-
-    Raises
-    ------
-    TypeError
-        If something else than a prior is given.
-    ValueError
-        If a name or the number of priors does not fit.
+    kernel's other length scales included. What is no prior is a TypeError, a name or a number of
+    priors that does not fit a ValueError.
     """
     if prior is None:
         return default_priors(kernel, X, y, sample_weight)

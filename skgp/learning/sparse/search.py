@@ -169,21 +169,6 @@ def fit_minibatch(
     the best state often comes then. The loss returned is estimated from the minibatches of the last
     tenth of the steps; the search has converged if the rate began to fall before half of
     `max_iter`. A NonFiniteLossError refuses an objective or gradient that is not finite.
-
-    Examples
-    --------
-    >>> import torch
-    >>> from sklearn.gaussian_process.kernels import RBF
-    >>> from skgp.likelihoods import Gaussian
-    >>> X = torch.linspace(-1, 1, 300, dtype=torch.float64)[:, None]
-    >>> likelihood = Gaussian(0.1, bounds=(1e-3, 1.0))
-    >>> state = SparseState.prior(RBF(0.5), likelihood.initial(X), X[::30], X.new_zeros(1))
-    >>> found = fit_minibatch(
-    ...     state, Data(X, X.sin()), Objective(likelihood), batch_size=50, max_iter=20,
-    ...     generator=torch.Generator().manual_seed(0),
-    ... )
-    >>> len(found.history), found.history[-1] < found.history[0]
-    (20, True)
     """
     n, total = len(data), data.total
     # With fewer rows, the O(M^3) part of a step outweighs that of the rows.
