@@ -46,6 +46,14 @@ def test_codes_for_missing_numbers_do_not_hide_the_others(name, code, rng):
     assert loss < (1.3 if name == "QSGPRegressor" else 0.35)
 
 
+def test_many_levels_of_a_category_do_not_hide_a_function_of_labels(rng):
+    level, x = rng.integers(0, 30, 1300), rng.standard_normal((1300, 2))
+    f = 3 * rng.standard_normal(30)[level] + 2 * np.sin(2 * x[:, 0])
+    X, y = np.c_[np.eye(30)[level], x], rng.uniform(size=1300) < expit(f)
+    model = skgp.QSGPClassifier(random_state=0).fit(X[:300], y[:300])
+    assert -model.log_predictive_density(X[300:], y[300:]).mean() < 0.46  # .49 without the sine
+
+
 @covering(name=COUNTS, length_scale=[0.01, 1000.0])
 def test_rates_of_counts_are_found_from_any_length_scale(name, length_scale, rng):
     X = rng.uniform(-2, 2, size=(150, 2))
