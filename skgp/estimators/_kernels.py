@@ -28,18 +28,22 @@ def default_kernels(
     sample_weight: np.ndarray | None = None,
     *,
     bounds: tuple[float, float] = defaults.SIGNAL_BOUNDS,
+    units: tuple[float, float] = (1.0, 1.0),
 ) -> list[Kernel]:
     """Return families of decreasing smoothness, scaled to the columns of X, with noise.
 
     ``constant * RBF + white`` and the same with Matern of nu 5/2, 3/2 and 1/2. Variances start at
-    those of a standardised target, that of f within ``bounds``; length scales at ``sqrt(d)`` times
-    the columns' spreads, which puts two typical observations about one length scale apart. How many
-    of these differ is for `skgp.learning.kernel_choice` to say.
+    those of a standardised target, that of f within ``bounds``, times `units`: the mean square of
+    the target, and its variance. Length scales start at ``sqrt(d)`` times the columns' spreads,
+    which puts two typical observations about one length scale apart. How many of these differ is
+    for `skgp.learning.kernel_choice` to say.
     """
     length_scale = np.sqrt(X.shape[1]) * column_spreads(X, sample_weight)
+    low, high = defaults.NOISE_BOUNDS
     return [
-        ConstantKernel(1.0, bounds) * _shape(nu, length_scale)
-        + WhiteKernel(0.1, defaults.NOISE_BOUNDS)
+        ConstantKernel(units[0], (units[0] * bounds[0], units[0] * bounds[1]))
+        * _shape(nu, length_scale)
+        + WhiteKernel(0.1 * units[1], (units[1] * low, units[1] * high))
         for nu in (np.inf, 2.5, 1.5, 0.5)
     ]
 
