@@ -54,6 +54,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
+from dataclasses import replace
 from numbers import Real
 from typing import cast
 
@@ -169,8 +170,19 @@ class BaseGPRegressor(RegressionPredictions):
         """Kernels to choose among, with noise: the one given, or the default ones."""
         X, weight = arrays(data)
         if self.kernel is None:
-            return default_kernels(X, weight, bounds=self._signal_bounds)
+            return default_kernels(
+                X, weight, bounds=self._signal_bounds, units=self._units_of(data)
+            )
         return [with_noise(self._given_kernel(X))]
+
+    def _units_of(self, data: Data) -> tuple[float, float]:
+        """Mean square of z, and its variance, or where it does not vary that again."""
+        if self.normalize_y or not self._is_additive:
+            return 1.0, 1.0
+        mean = np.average(data.y.cpu().numpy(), axis=0, weights=arrays(data)[1])
+        z = data.y - data.y.new_tensor(mean)
+        square, variance = data.mean_square, replace(data, y=z).mean_square
+        return square, variance if z.any() else square
 
 
 class StreamingGPRegressor(BaseGPRegressor):

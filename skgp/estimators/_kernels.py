@@ -28,18 +28,22 @@ def default_kernels(
     sample_weight: np.ndarray | None = None,
     *,
     bounds: tuple[float, float] = defaults.SIGNAL_BOUNDS,
+    units: tuple[float, float] = (1.0, 1.0),
 ) -> list[Kernel]:
     """Return families of decreasing smoothness, scaled to the columns of X, with noise.
 
     ``constant * RBF + white`` and the same with Matern of nu 5/2, 3/2 and 1/2. Variances start at
-    those of a standardised target, that of f within ``bounds``; length scales at ``sqrt(d)`` times
-    the columns' spreads, which puts two typical observations about one length scale apart. How many
-    of these differ is for `skgp.learning.kernel_choice` to say.
+    those of a standardised target, that of f within ``bounds``, times `units`: the mean square of
+    the target, and its variance. Length scales start at ``sqrt(d)`` times the columns' spreads,
+    which puts two typical observations about one length scale apart. How many of these differ is
+    for `skgp.learning.kernel_choice` to say.
     """
     length_scale = np.sqrt(X.shape[1]) * column_spreads(X, sample_weight)
+    low, high = defaults.NOISE_BOUNDS
     return [
-        ConstantKernel(1.0, bounds) * _shape(nu, length_scale)
-        + WhiteKernel(0.1, defaults.NOISE_BOUNDS)
+        ConstantKernel(units[0], (units[0] * bounds[0], units[0] * bounds[1]))
+        * _shape(nu, length_scale)
+        + WhiteKernel(0.1 * units[1], (units[1] * low, units[1] * high))
         for nu in (np.inf, 2.5, 1.5, 0.5)
     ]
 
@@ -54,23 +58,36 @@ def default_classification_kernels(
     """Return the kernels, without noise, that a classifier chooses among.
 
     ``constant * RBF`` and the same with Matern of nu 5/2 and 3/2; of few observations, which cannot
-    tell them apart, the Matern of nu 5/2 alone. One length scale a column, at ``sqrt(d)`` times its
-    spread to start with. Of many columns, which often share a unit (pixels, counts), also RBF and
-    Matern 3/2 with one length scale for all. ``isotropic`` columns do share one, and all three
-    kernels have one length scale. ``link`` has the units of the latent function.
+    tell them apart, the Matern of nu 5/2 alone. One length scale a column, which starts where two
+    typical observations are about one apart. Of many columns, which often share a unit (pixels,
+    counts), also RBF and Matern 3/2 with one length scale for all. ``isotropic`` columns do share
+    one, and all three kernels have one length scale. ``link`` has the units of the latent function.
     """
     # Root mean square distance of the rows from their mean.
     shared = float(np.linalg.norm(robust_std(X, capped_weights(sample_weight)))) or 1.0
     if isotropic:
         shapes = [_shape(nu, shared) for nu in (np.inf, 2.5, 1.5)]
     else:
-        length_scale = np.sqrt(X.shape[1]) * column_spreads(X, sample_weight)
+        length_scale = _length_scales_of_labels(X, sample_weight)
         few = len(X) <= defaults.FEW_LABELS
         shapes = [_shape(nu, length_scale) for nu in ([2.5] if few else [np.inf, 2.5, 1.5])]
         if X.shape[1] > defaults.MANY_COLUMNS:
             shapes += [_shape(nu, shared) for nu in (np.inf, 1.5)]
     variance = ConstantKernel(defaults.LATENT_VARIANCE[link], defaults.LATENT_BOUNDS)
     return [variance * shape for shape in shapes]
+
+
+def _length_scales_of_labels(X: np.ndarray, sample_weight: np.ndarray | None) -> np.ndarray:
+    """Where the length scales (d,) of the columns of X (n, d) start.
+
+    Columns of two values, as levels of a category are, have the spread of even ones whatever their
+    frequencies: a rare level tells as much, and thirty of them vary no more than a few columns do.
+    """
+    spreads = column_spreads(X, sample_weight)
+    low, high = X.min(axis=0), X.max(axis=0)
+    is_binary = ((X == low) | (X == high)).all(axis=0) & (low < high)
+    unit = np.where(is_binary, 0.5 * high - 0.5 * low, spreads)
+    return np.linalg.norm(np.minimum(spreads / unit, 1.0)) * unit
 
 
 def _shape(nu: float, length_scale: np.ndarray | float, bounds: Any = None) -> Kernel:

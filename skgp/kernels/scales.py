@@ -30,7 +30,16 @@ from torch import Tensor
 
 from skgp.linalg.runtime import constant
 
-from .defaults import ALIKE, FAR_LINEAR, LEVEL, MOST_WEIGHT, OUTLYING, SCALE_ROWS, TAIL
+from .defaults import (
+    ALIKE,
+    DISTINCT_ROWS,
+    FAR_LINEAR,
+    LEVEL,
+    MOST_WEIGHT,
+    OUTLYING,
+    SCALE_ROWS,
+    TAIL,
+)
 from .expression import register_kernel
 from .gram import gram, gram_diag
 from .hyperparameters import bounds_of, children_of, free_of, sizes_of, theta_of, with_theta
@@ -244,12 +253,16 @@ def capped_weights(
 def robust_std(X: np.ndarray, weights: np.ndarray | None = None) -> np.ndarray:
     """Standard deviation of each column, shape (d,); where outliers make it large, without them.
 
-    X (n, d), weights (n,) if any.
+    Outliers are few rows, or few of the distinct values, as codes for missing numbers are. X
+    (n, d), weights (n,) if any.
     """
     mean = np.average(X, axis=0, weights=weights)
     std = np.sqrt(np.average((X - mean) ** 2, axis=0, weights=weights))
     middle, tail = _middle(X, weights)
-    return _unless_outlying(std, middle / (2 * ndtri(1 - tail)))
+    std = _unless_outlying(std, middle / (2 * ndtri(1 - tail)))
+    some = X[:: -(-len(X) // DISTINCT_ROWS)]
+    each = [_middle(np.unique(x), None) for x in some.T]
+    return _unless_outlying(std, np.array([m / (2 * ndtri(1 - tail)) for m, tail in each]))
 
 
 def robust_range(x: np.ndarray, sample_weight: np.ndarray | None) -> float:

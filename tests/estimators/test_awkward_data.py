@@ -109,6 +109,28 @@ def test_equal_inputs_have_the_spread_of_their_targets(estimator):
     assert std[0] == pytest.approx(y.std(), rel=0.15)
 
 
+@covering(
+    name=["QSGPRegressor", "DLMGPRegressor", "VecchiaGPRegressor", "SWSGPRegressor"],
+    scale=[1e3, 1e-4],
+    centre=[0.0, 1e4],
+)
+def test_default_kernels_are_in_units_of_targets_that_are_not_standardised(
+    name, scale, centre, rng
+):
+    X = rng.uniform(-3, 3, size=(260, 1))
+    y = scale * (centre + np.sin(X[:, 0]) + 0.1 * rng.standard_normal(260))
+    model = getattr(skgp, name)(normalize_y=False, random_state=0).fit(X[:60], y[:60])
+    loss = -model.log_predictive_density(X[60:], y[60:]).mean() - np.log(scale)
+    assert loss < -0.5  # -.88 of the noise alone
+
+
+def test_equal_targets_far_from_zero_are_not_known_beyond_their_size():
+    y = np.full(2, 1e12)
+    model = skgp.BayesianGPRegressor(normalize_y=False, random_state=0).fit([[0.0], [1.0]], y)
+    mean, std = model.predict([[0.0], [10.0]], return_std=True)
+    assert (np.abs(mean - 1e12) < 2 * std).all()
+
+
 @pytest.mark.parametrize("estimator", REGRESSORS)
 def test_one_row_says_nothing_of_the_spread(estimator):
     """Its deviation from its own mean is 0, which is not to be taken for a law without noise."""

@@ -34,6 +34,26 @@ def test_a_quick_oscillation_beside_a_trend_is_found_of_labels(name, rng):
     assert rel_entr(np.c_[1 - p, p][200:], found).sum(1).mean() < 0.18
 
 
+@covering(name=[*CLASSIFIERS[:3], "VecchiaGPClassifier", "QSGPRegressor"], code=[-999.0, 1e6])
+def test_codes_for_missing_numbers_do_not_hide_the_others(name, code, rng):
+    X = rng.standard_normal((800, 4))
+    f = 2 * np.sin(2 * X[:, 0]) + X[:, 1]
+    X[:, :2][rng.uniform(size=(800, 2)) < 0.1] = code
+    y = f + rng.logistic(scale=0.3, size=800)
+    y = y if name == "QSGPRegressor" else y > 0
+    model = getattr(skgp, name)(random_state=0).fit(X[:300], y[:300])
+    loss = -model.log_predictive_density(X[300:], y[300:]).mean()
+    assert loss < (1.3 if name == "QSGPRegressor" else 0.35)
+
+
+def test_many_levels_of_a_category_do_not_hide_a_function_of_labels(rng):
+    level, x = rng.integers(0, 30, 1300), rng.standard_normal((1300, 2))
+    f = 3 * rng.standard_normal(30)[level] + 2 * np.sin(2 * x[:, 0])
+    X, y = np.c_[np.eye(30)[level], x], rng.uniform(size=1300) < expit(f)
+    model = skgp.QSGPClassifier(random_state=0).fit(X[:300], y[:300])
+    assert -model.log_predictive_density(X[300:], y[300:]).mean() < 0.46  # .49 without the sine
+
+
 @covering(name=COUNTS, length_scale=[0.01, 1000.0])
 def test_rates_of_counts_are_found_from_any_length_scale(name, length_scale, rng):
     X = rng.uniform(-2, 2, size=(150, 2))

@@ -82,7 +82,7 @@ def default_priors(
     r"""Wide log-normal priors (n_theta,) whose medians are the scales of the data.
 
     ==========================  ===========================================================
-    variances of the signal     the variance of y
+    variances of the signal     the mean square of y: its variance, if centred
     length scales, ``sigma_0``  :math:`\sqrt d` times the spread of the column; of all d
                                 columns, for a single one, the root of their mean square
     noise                       a tenth of the variance of y
@@ -100,8 +100,9 @@ def default_priors(
     spread = np.where(spread <= tuned.ROUNDING * np.abs(mean), 1.0, spread)
     y = np.asarray(y, dtype=float)
     mean_y = np.average(y, weights=sample_weight)
-    spread_y = np.sqrt(np.average((y - mean_y) ** 2, weights=sample_weight))
-    variance = 1.0 if spread_y <= tuned.ROUNDING * abs(mean_y) else float(spread_y**2)
+    variance = float(np.average((y - mean_y) ** 2, weights=sample_weight))
+    square = float(mean_y**2) + variance or 1.0
+    units = square, square if variance <= tuned.ROUNDING**2 * square else variance
     priors: list[Prior] = []
     vectors: list[slice] = []
     for h in kernel.hyperparameters:
@@ -111,17 +112,19 @@ def default_priors(
             sd = (
                 tuned.PERIOD_SD if h.name.split("__")[-1] in ("periodicity", "period") else tuned.SD
             )
-            priors += [LogNormal(float(m), sd) for m in _medians(kernel, h, spread, variance)]
+            priors += [LogNormal(float(m), sd) for m in _medians(kernel, h, spread, *units)]
     return Priors(priors, vectors)
 
 
-def _medians(kernel, hyperparameter, spread: np.ndarray, variance: float) -> np.ndarray:
+def _medians(
+    kernel, hyperparameter, spread: np.ndarray, square: float, variance: float
+) -> np.ndarray:
     """Medians (n_elements,) of the default priors of one hyper-parameter."""
     owner, columns = _owner(kernel, hyperparameter.name, np.arange(len(spread)))
     spread, last = spread[columns], hyperparameter.name.split("__")[-1]
     n_elements = hyperparameter.n_elements
     if last == "constant_value":
-        return np.full(n_elements, variance)
+        return np.full(n_elements, square)
     if last == "noise_level":
         return np.full(n_elements, tuned.NOISE_SHARE * variance)
     # The length scale of a periodic kernel is an angle and not a distance.
