@@ -44,6 +44,7 @@ from skgp.inference.defaults import MAX_TIMES
 from skgp.inference.markov.series import Series, make_series
 from skgp.kernels.defaults import TREND_START
 from skgp.kernels.expression import summands
+from skgp.kernels.scales import far_apart
 from skgp.kernels.sde import Dynamics, state_space
 from skgp.kernels.series_parts import SeriesParts, total
 from skgp.learning.markov import defaults
@@ -114,7 +115,8 @@ def with_structure(
     wandering = climb(total(trend), None, criterion(trending))
     trending = max(trending, wandering, key=criterion)
     backgrounds = Backgrounds(trending, n, likelihood)
-    trending, seasons = _with_seasons(trending, trend, make, series, backgrounds, climb, criterion)
+    place = trending, trend, make, _among_most(series)
+    trending, seasons = _with_seasons(*place, backgrounds, climb, criterion)
     if n < defaults.TREND_LEAST_ROWS:  # :mod:`.averaging` has lines beneath the process
         waves = climb(total([best.kernel, *seasons]), best.parameters) if seasons else best
         return Structure(max(best, waves, key=criterion))
@@ -236,6 +238,12 @@ def _without(found: Search, n_parts: int) -> Search:
     for _ in range(n_parts):
         kernel = kernel.k1
     return replace(found, components=[Component(kernel)])
+
+
+def _among_most(series: Series) -> Series:
+    """The series without times far from all others, whose range has no resolution for a period."""
+    kept = torch.from_numpy(~far_apart(series.times.cpu().numpy())).to(series.times.device)
+    return series if bool(kept.all()) else series.rows(series.at_rows(kept).nonzero()[:, 0])
 
 
 def parts_of(series: Series) -> SeriesParts:
