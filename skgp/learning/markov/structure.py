@@ -42,7 +42,7 @@ from torch import Tensor
 
 from skgp.inference.defaults import MAX_TIMES
 from skgp.inference.markov.series import Series, make_series
-from skgp.kernels.defaults import TREND_START
+from skgp.kernels.defaults import LEAST_SPAN, TREND_START
 from skgp.kernels.expression import summands
 from skgp.kernels.scales import far_apart
 from skgp.kernels.sde import Dynamics, state_space
@@ -252,8 +252,9 @@ def parts_of(series: Series) -> SeriesParts:
     if "gap" not in series.known:
         gaps = np.sort(np.diff(np.unique(times)))  # covariates keep rows of equal times apart
         series.known["gap"] = float(gaps[(len(gaps) - 1) // 2]) if len(gaps) else 0.0
-    start, end, variance = float(times[0]), float(times[-1]), float(values.var()) or 1.0
-    return SeriesParts(start, end - start, series.known["gap"], variance)
+    start, span, variance = float(times[0]), float(times[-1] - times[0]), float(values.var()) or 1.0
+    # A unit in which the diffusion of a trend, per cube of time, is no number has none.
+    return SeriesParts(start, span if span > LEAST_SPAN else 0.0, series.known["gap"], variance)
 
 
 @dataclass(frozen=True)
