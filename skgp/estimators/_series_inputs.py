@@ -23,7 +23,7 @@ from skgp.estimators._parameters import take_rows
 from skgp.estimators._time import Times, absent, check_resolution, is_dates, table_columns
 from skgp.estimators._validation import listing, told_of_text
 from skgp.estimators.defaults import SMOOTH_COVARIATES, WIDE_PRIOR
-from skgp.inference.markov.terms import Categorical, Linear, Polynomial, Smooth, Term, Terms
+from skgp.inference.markov.terms import Categorical, Linear, Polynomial, Smooth, Step, Term, Terms
 
 _KINDS = {"linear": Linear, "flag": Linear, "categorical": Categorical, "smooth": Smooth}
 
@@ -271,6 +271,8 @@ class SeriesInputs(BaseGP):
             if kind == "categorical":
                 options["n_levels"] = len(table.levels[j])
             parts.append(_KINDS[kind].of(X[:, j], str(table.names[j]), j, wide, **options))
+        if self._goes_on and self._is_default and self._terms is not None:
+            parts += [part for part in self._terms.parts if isinstance(part, Step)]
         if parts and self.n_inducing is not None:
             raise ValueError(
                 f"n_inducing={self.n_inducing!r} has no covariates and no trend. Leave n_inducing "

@@ -23,7 +23,7 @@ from skgp.estimators._parameters import keep_parameters
 from skgp.estimators._series_inputs import observed_rows
 from skgp.estimators._state_space_common import StateSpaceMixin
 from skgp.estimators._target_scale import SeriesScale
-from skgp.estimators._time import framed
+from skgp.estimators._time import framed, warn_of_far_times
 from skgp.estimators._validation import told_by_rows
 from skgp.estimators.defaults import NOISE_BOUNDS, SERIES_NOISE
 from skgp.inference.gp_mixture import AveragedState
@@ -60,14 +60,15 @@ class StateSpaceGPRegressor(
         20000 times with trend=None it adds seasons of the periods that a periodogram shows, and of
         40 or more a `skgp.kernels.LocalLinearTrend` whose level wanders where a process that
         returns to a mean does not explain more; where both are likely, predictions under Gaussian
-        noise are averaged over the two. Of 4 to 39 times they are averaged over whether a straight
-        line lies beneath the process. With five observations per hyper-parameter or fewer and no
-        trend, it has the priors of `BayesianGPRegressor`, and predictions are averaged over
-        Laplace's approximation of their posterior; of 40 to 3000 times over such about the optimum.
-        Several columns: a kernel of which each column gets a copy, or a sum of
-        `skgp.kernels.ActiveDims` of one column each; None is a Matern 3/2 each, of one variance
-        and, in units of the ranges, one length scale for all columns, or of their own, with a
-        prior, where the evidence gains enough by those that then matter.
+        noise are averaged over the two, and up to three steps of the level are added. Of 4 to 39
+        times they are averaged over whether a straight line lies beneath the process. With five
+        observations per hyper-parameter or fewer and no trend, it has the priors of
+        `BayesianGPRegressor`, and predictions are averaged over Laplace's approximation of their
+        posterior; of 40 to 3000 times over such about the optimum. Several columns: a kernel of
+        which each column gets a copy, or a sum of `skgp.kernels.ActiveDims` of one column each;
+        None is a Matern 3/2 each, of one variance and, in units of the ranges, one length scale for
+        all columns, or of their own, with a prior, where the evidence gains enough by those that
+        then matter.
     {time}
     covariates : {"auto"} or dict, default="auto"
         Kinds of the columns beside the times, by name or position: "linear" for a slope, "flag" for
@@ -132,7 +133,8 @@ class StateSpaceGPRegressor(
     as straight lines; a level that is new has the effect of a level drawn from their distribution.
     ``set_output(transform="pandas")`` gives predictions the index of X.
 
-    ``partial_fit`` keeps hyper-parameters and standardisation. Later observations may lie anywhere
+    ``partial_fit`` keeps hyper-parameters and standardisation; a stream that begins with it has no
+    seasons, trends or steps, which ``fit`` looks for. Later observations may lie anywhere
     in time. With Gaussian noise the posterior is that of all observations at once; otherwise their
     sites are found given those before, which has no covariates. Sites at all times grow with them.
     With ``n_inducing`` the state does not, but for times beyond the inducing states, which get such
@@ -220,6 +222,8 @@ class StateSpaceGPRegressor(
         blocks: MappedBlocks | None = None,
     ) -> None:
         given, white = self._split_kernel(self._process_columns(data.X.numpy()))
+        if not stream:
+            warn_of_far_times(self, data.X.numpy())
         offset = self._offset(data).tolist()
         likelihood = self._make_likelihood(white)
         with session.stage("solve") as report:

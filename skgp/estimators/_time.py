@@ -20,6 +20,8 @@ import numpy as np
 
 from skgp.blocks import is_dask
 from skgp.estimators.defaults import LOST_GAP, OFFSET_RANGES
+from skgp.kernels.scales import far_apart
+from skgp.linalg import warn_caller
 
 _DAY = np.timedelta64(1, "D")  # mathematical
 _REMEDY = "Give dates: datetime64, or time stamps of pandas or polars."
@@ -187,6 +189,24 @@ def check_resolution(times: np.ndarray) -> None:
             f"of {unit:.3g}: {len(np.unique(times))} of {len(times)} are left. Give dates "
             "(datetime64), float64, or times since an origin near them."
         )
+
+
+def warn_of_far_times(model: Any, X: np.ndarray) -> None:
+    """Warn of times of X (n, d) so far from all others that no season is sought up to there."""
+    if not model._is_default or model._place is None:
+        return
+    times = np.unique(X[:, model._place])
+    far: Any = times[far_apart(times)]
+    if not len(far):
+        return
+    if model._table is not None and model._table.times is not None:
+        seconds = (far * (_DAY / np.timedelta64(1, "s"))).astype("timedelta64[s]")
+        far = model._table.times.origin + seconds
+    warn_caller(
+        f"X has times far from all others, {', '.join(map(str, far[:3]))} ({len(far)} of "
+        f"{len(times)}): seasons are sought without them. Correct such times, or leave them out, "
+        "if they are wrong."
+    )
 
 
 class IndexedOutput:

@@ -244,6 +244,18 @@ class AveragedState(TensorState):
     weights: tuple[float, ...]  # of sum 1
     noise: tuple[float, ...]  # variances of the observations
 
+    @staticmethod
+    def of(state: Any, parameters: Tensor) -> AveragedState:
+        """A state with parameters (1,) of its noise as an average over one; an average as it is."""
+        if isinstance(state, AveragedState):
+            return state
+        return AveragedState((state,), (1.0,), (float(parameters[0].exp()),))
+
+    def mean_noise(self, like: Tensor) -> Tensor:
+        """Parameters of the likelihood, `like` others, of the mean of the noise variances."""
+        mean = sum(w * v for w, v in zip(self.weights, self.noise, strict=True))
+        return torch.full_like(like, math.log(mean))
+
     @property
     def kernel(self) -> Any:
         """That of the likeliest."""

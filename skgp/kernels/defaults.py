@@ -22,6 +22,8 @@ TREND_START = 1e3
 LINE_CHANGE = 12.0
 # Least diffusion of a trend, which then is a line: of the variance over the cube of the span.
 LEAST_DIFFUSION = 1e-8
+#: Range of times whose cube, over which a diffusion is, is a number.
+LEAST_SPAN = 1e-95
 #: Length scale of a level that wanders, in ranges: its variance there is as wide as the trend's.
 WANDER_SCALE = 20.0
 

@@ -274,6 +274,12 @@ def robust_range(x: np.ndarray, sample_weight: np.ndarray | None) -> float:
     return float(_unless_outlying(np.ptp(x), middle / (1 - 2 * tail))) or 1.0
 
 
+def far_apart(x: np.ndarray) -> np.ndarray:
+    """Which of some numbers (n,) are the outliers of `robust_range`: a range and more away."""
+    unit = robust_range(x, None)
+    return (np.abs(x - np.median(x)) > 2 * unit) & (np.ptp(x) > unit)
+
+
 def _middle(X: np.ndarray, weights: np.ndarray | None) -> tuple[np.ndarray, float]:
     """Distance between a low and a high quantile, and the share beyond either."""
     if len(X) < 4:  # too few to tell which are outliers

@@ -57,7 +57,7 @@ References
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -96,6 +96,7 @@ from skgp.learning.markov.series_search import (
     state_of,
     with_structure_of_sites,
 )
+from skgp.learning.markov.steps import beside_its_like, least_gain, with_step
 from skgp.learning.markov.structure import Structure, with_structure
 from skgp.likelihoods import Likelihood
 from skgp.linalg.runtime import Callback
@@ -169,7 +170,27 @@ def fit_series(
         found, points = searches.finished(found, default, asked=not several)
     elif several and structured and not callback.stopped:
         found = with_structure_of_sites(found, problem, searches.objective, searches.at_working)
-    return _fit(found, points, problem, searches.objective)
+    fit = _fit(found, points, problem, searches.objective)
+    if several and structured and likelihood.is_gaussian and not callback.stopped:
+        fit = _stepped(fit, found, searches, kernels)
+    return fit
+
+
+def _stepped(fit: Fit, found: Search, searches: SeriesSearch, kernels: Sequence[Any]) -> Fit:
+    """The fit, or one with a step of the level besides if that is likelier."""
+    problem = searches.problem
+    rest = left_by_terms(problem.processes[0], found, searches.objective)
+    stepped = with_step(found, rest, problem)
+    if stepped is None:
+        return fit
+    options = {"structured": True, "max_iter": searches.max_iter, **searches.ends}
+    place = stepped.processes, problem.likelihood
+    other = fit_series(kernels, *place, offsets=problem.offsets, terms=stepped.terms, **options)
+    if other.value <= fit.value + least_gain(rest):
+        return fit
+    pair = [AveragedState.of(each.states[0], each.parameters) for each in (other, fit)]
+    state = beside_its_like(*pair)
+    return replace(other, states=[state], parameters=state.mean_noise(other.parameters))
 
 
 def _fit(found: Search, points: Average | None, problem: Problem, objective: Any) -> Fit:

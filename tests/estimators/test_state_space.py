@@ -409,6 +409,14 @@ def test_constant_y_is_predicted(likelihood, data, X_new):
     assert np.isfinite(std).all()
 
 
+@pytest.mark.parametrize("n", [30, 60])  # beneath a line, and with a trend
+def test_times_in_a_unit_whose_cube_is_no_number(n):
+    x = np.linspace(0, 10, n)[:, None]
+    y = np.sin(x[:, 0]) + x[:, 0]
+    mean = StateSpaceGPRegressor().fit(1e-200 * x, y).predict([[5.1e-200]])
+    np.testing.assert_allclose(mean, np.sin(5.1) + 5.1, atol=1e-3)
+
+
 def test_times_of_any_integer_type(data, X_new):
     X, y = np.rint(10 * data[0]), data[1]
     expected = kept().fit(X, y).predict(X_new)

@@ -105,6 +105,17 @@ class Polynomial(Term):
 
 
 @dataclass(frozen=True)
+class Step(Term):
+    """A level that changes at one of the times."""
+
+    at: float = 0.0
+
+    def raw(self, x: Tensor) -> Tensor:
+        """Features (n, q) of values x (n,)."""
+        return (x >= self.at).to(x)[:, None]
+
+
+@dataclass(frozen=True)
 class Linear(Term):
     """A slope, in standard deviations of the column; of flags, the step."""
 

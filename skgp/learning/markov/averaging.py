@@ -105,28 +105,27 @@ class SeriesPosterior(Density):
 
     def log_densities_and_gradients(self, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """As of `Density`, but for a constant; minus infinity where there is no evidence."""
-        z = (x - self._medians) / self._sd
-        values, gradients = np.full(len(x), -math.inf), -z / self._sd
-        for i, u in enumerate(x):
-            try:
-                value, slope = self.log_evidence_and_gradient(u)
-            except ValueError:
-                continue
-            values[i] = value - 0.5 * z[i] @ z[i]
-            gradients[i] += slope
-        return values, gradients
+        return self._with_prior(x, self.log_evidence_and_gradient)
 
     def log_densities(self, x: np.ndarray) -> np.ndarray:
         """As of `Density`."""
         if self.short is None:
             return self.log_densities_and_gradients(x)[0]
-        values = -0.5 * (((x - self._medians) / self._sd) ** 2).sum(1)
+        value = self.short.value
+        return self._with_prior(x, lambda u: (value(u), 0.0))[0]
+
+    def _with_prior(self, x: np.ndarray, evidence: Any) -> tuple[np.ndarray, np.ndarray]:
+        """Log evidence and its gradient at each place (s, p), with those of the prior."""
+        z = (x - self._medians) / self._sd
+        values, gradients = np.full(len(x), -math.inf), -z / self._sd
         for i, u in enumerate(x):
             try:
-                values[i] += self.short.value(u)
+                value, slope = evidence(u)
             except ValueError:
-                values[i] = -math.inf
-        return values
+                continue
+            values[i] = value - 0.5 * z[i] @ z[i]
+            gradients[i] += slope
+        return values, gradients
 
     def why_it_vanishes(self, u: np.ndarray) -> str:
         """For the error of a search without a start."""

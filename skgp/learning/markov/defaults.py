@@ -75,6 +75,12 @@ LINE_LEAST_ROWS = 4
 #: Nats to which the evidence with a line and without is found, their share to .0025.
 LINE_NATS = 0.01
 
+#: Steps of the level at most, distinct times on either side of one, times at which its precision is
+#: evaluated, and standard deviations of its size, of that of the data, and of one left out.
+MAX_STEPS, STEP_MARGIN, STEP_KNOTS, STEP_SD, NO_STEP = 3, 5, 32, 3.0, 1e-9
+#: Share of the process without a step, a chance that the tenth of the range ahead has one, too.
+STEP_AHEAD = 0.1
+
 #: Minibatches: Adam's rate, at most, and the sum of the rates of all iterations; the least share of
 #: a minibatch in the sites; when a smoothed loss no longer falls.
 MINIBATCH_RATE, MINIBATCH_REACH = 0.05, 15.0

@@ -286,6 +286,8 @@ def with_structure_of_sites(
     each = objective.objectives[0]
     place = problem.processes[0], problem.likelihood, problem.offsets[0], each, problem.terms
     state: Any = state_of(found, *place)
+    if not bool((state.weight > 0).any()):  # of labels that f tells without a doubt
+        return found
     working, noise = _working(problem.processes[0], state)
     gaussian = Gaussian(noise)
     whole = Problem([working], gaussian, [0.0], problem.terms).evidence()

@@ -42,8 +42,9 @@ from torch import Tensor
 
 from skgp.inference.defaults import MAX_TIMES
 from skgp.inference.markov.series import Series, make_series
-from skgp.kernels.defaults import TREND_START
+from skgp.kernels.defaults import LEAST_SPAN, TREND_START
 from skgp.kernels.expression import summands
+from skgp.kernels.scales import far_apart
 from skgp.kernels.sde import Dynamics, state_space
 from skgp.kernels.series_parts import SeriesParts, total
 from skgp.learning.markov import defaults
@@ -114,7 +115,8 @@ def with_structure(
     wandering = climb(total(trend), None, criterion(trending))
     trending = max(trending, wandering, key=criterion)
     backgrounds = Backgrounds(trending, n, likelihood)
-    trending, seasons = _with_seasons(trending, trend, make, series, backgrounds, climb, criterion)
+    place = trending, trend, make, _among_most(series)
+    trending, seasons = _with_seasons(*place, backgrounds, climb, criterion)
     if n < defaults.TREND_LEAST_ROWS:  # :mod:`.averaging` has lines beneath the process
         waves = climb(total([best.kernel, *seasons]), best.parameters) if seasons else best
         return Structure(max(best, waves, key=criterion))
@@ -238,14 +240,21 @@ def _without(found: Search, n_parts: int) -> Search:
     return replace(found, components=[Component(kernel)])
 
 
+def _among_most(series: Series) -> Series:
+    """The series without times far from all others, whose range has no resolution for a period."""
+    kept = torch.from_numpy(~far_apart(series.times.cpu().numpy())).to(series.times.device)
+    return series if bool(kept.all()) else series.rows(series.at_rows(kept).nonzero()[:, 0])
+
+
 def parts_of(series: Series) -> SeriesParts:
     """Kernels in the units of a series."""
     times, values = to_arrays(series.times, series.totals / series.counts)
     if "gap" not in series.known:
         gaps = np.sort(np.diff(np.unique(times)))  # covariates keep rows of equal times apart
         series.known["gap"] = float(gaps[(len(gaps) - 1) // 2]) if len(gaps) else 0.0
-    start, end, variance = float(times[0]), float(times[-1]), float(values.var()) or 1.0
-    return SeriesParts(start, end - start, series.known["gap"], variance)
+    start, span, variance = float(times[0]), float(times[-1] - times[0]), float(values.var()) or 1.0
+    # A unit in which the diffusion of a trend, per cube of time, is no number has none.
+    return SeriesParts(start, span if span > LEAST_SPAN else 0.0, series.known["gap"], variance)
 
 
 @dataclass(frozen=True)

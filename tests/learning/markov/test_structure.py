@@ -406,3 +406,16 @@ def test_a_smooth_series_without_noise_is_forecast_as_one(scale):
     mean, std = model.predict(t[135:, None], return_std=True)
     assert np.abs(mean - y[135:]).max() < 0.02
     assert (np.abs(mean - y[135:]) < 2 * std).all()
+
+
+@pytest.mark.parametrize("n_far, stamp", [(1, "1970-01-01"), (4, "2099-12-31")])
+def test_a_few_wrong_dates_hide_no_season(n_far, stamp):
+    """They are told; the range with them has no resolution for a week."""
+    rng, t = np.random.default_rng(0), np.arange(230)
+    y = 0.02 * t + np.sin(2 * np.pi * t / 7) + 0.1 * rng.standard_normal(230)
+    dates = np.datetime64("2020-01-01") + t
+    new = dates[200:].copy()
+    dates[50 : 50 + n_far] = np.datetime64(stamp)
+    with pytest.warns(UserWarning, match=f"far from all others, {stamp}"):
+        model = StateSpaceGPRegressor().fit(dates[:200], y[:200])
+    assert np.sqrt(np.mean((model.predict(new) - y[200:]) ** 2)) < 0.2
