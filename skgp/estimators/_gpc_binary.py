@@ -107,10 +107,10 @@ class LaplaceBinaryClassifier(ClassifierMixin, BaseEstimator):
         return K @ self._weights, np.maximum(var, 0.0)
 
     def predict(self, X: Any) -> np.ndarray:
-        """The likelier class of each point: the sign of the latent mean."""
+        """The likelier class of each point, by the sign of the latent mean; the second of a tie."""
         check_is_fitted(self)
         mean = cross_gram(self.kernel_, X, self.X_train_) @ self._weights
-        return np.where(mean > 0, self.classes_[1], self.classes_[0])
+        return np.where(mean >= 0, self.classes_[1], self.classes_[0])
 
     def predict_proba(self, X: Any) -> np.ndarray:
         """Probabilities (p, 2), averaged over the latent function."""
