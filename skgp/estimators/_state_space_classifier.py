@@ -17,6 +17,7 @@ from skgp.estimators._state_space_common import StateSpaceMixin
 from skgp.estimators._time import framed, warn_of_far_times
 from skgp.inference.markov.sites import left_out_moments
 from skgp.learning.calibration import FEW_ROWS_COUPLING, best_coupling
+from skgp.learning.label_scales import capped
 
 
 class StateSpaceGPClassifier(StateSpaceMixin, StreamingGPClassifier):
@@ -112,6 +113,7 @@ class StateSpaceGPClassifier(StateSpaceMixin, StreamingGPClassifier):
     """
 
     _start_variance = defaults.SERIES_LINK_VARIANCE
+    _for_search = staticmethod(capped)
     _parameter_constraints = {"likelihood": [StrOptions({"logit", "probit"})]}
 
     def __init__(

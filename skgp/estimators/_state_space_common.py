@@ -98,6 +98,8 @@ class StateSpaceMixin(IndexedOutput, SeriesInputs):
     )
 
     _n_stages = 1
+    #: Observations of a series that say where the search of hyper-parameters by all is to start.
+    _for_search = staticmethod(lambda data: data)
     #: Prior variance of f to start with.
     _start_variance = 1.0
     #: One a latent process.
@@ -218,9 +220,11 @@ class StateSpaceMixin(IndexedOutput, SeriesInputs):
             search |= {"start": start, "learn": learns}
             search |= self._series_options(process, backend, stream=stream)
             terms = self._make_terms(data.X, data.weight, likelihood.is_additive)
-            series = model.series_of(data, terms)
+            some = self._for_search(data)
             search |= {"offsets": offsets, "terms": terms}
-            fits = [model.fit_series(kernels, series, likelihood, **search)]
+            fits = [model.fit_series(kernels, model.series_of(some, terms), likelihood, **search)]
+            if some is not data:
+                fits = [model.resume(fits[0], model.series_of(data, terms), likelihood, **search)]
         else:
             kept = self._stream_of(data, likelihood) if stream else data
             search |= {"parameters": start, "optimise": learns, "prior": prior}

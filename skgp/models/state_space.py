@@ -176,6 +176,13 @@ def fit_series(
     return fit
 
 
+def resume(fit: Fit, processes: Sequence[Series], likelihood: Likelihood, **search: Any) -> Fit:
+    """The fit to other observations that starts where one ended; `search` as there."""
+    search |= {"start": fit.parameters, "terms": getattr(fit.states[0], "terms", None)}
+    other = fit_series(parts_of(fit.states[0]), processes, likelihood, **search)
+    return replace(other, n_iter=fit.n_iter + other.n_iter, history=fit.history + other.history)
+
+
 def _stepped(fit: Fit, found: Search, searches: SeriesSearch, kernels: Sequence[Any]) -> Fit:
     """The fit, or one with a step of the level besides if that is likelier."""
     problem = searches.problem

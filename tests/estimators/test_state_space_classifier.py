@@ -223,3 +223,14 @@ def test_rare_labels_are_as_rare_as_they_were_seen():
     fit = StateSpaceGPClassifier().fit(t, y)
     assert fit.predict_proba(t)[:, 1].sum() == pytest.approx(4, rel=0.2)
     np.testing.assert_allclose(fit.predict_proba([[1e6]])[:, 1], 0.02, rtol=1e-3)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_extreme_weights_leave_a_search_of_the_kernel(seed):
+    """One ended where q is no posterior: an error, or 1 predicted where labels of 0 weigh 1e5."""
+    rng = np.random.default_rng(20 + seed)
+    x = np.sort(rng.uniform(0, 10, 20))[:, None]
+    y, weight = rng.integers(0, 2, 20), 10.0 ** rng.uniform(-6, 6, 20)
+    proba = StateSpaceGPClassifier().fit(x, y, sample_weight=weight).predict_proba(x)[:, 1]
+    heavy = weight > 10 * np.median(weight)
+    assert np.all(np.abs(proba - y)[heavy] < 0.5)
