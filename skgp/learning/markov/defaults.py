@@ -76,9 +76,13 @@ LINE_LEAST_ROWS = 4
 LINE_NATS = 0.01
 
 #: Steps of the level at most, distinct times on either side of one, times at which its precision is
-#: evaluated, and standard deviations of its size, of that of the data, and of one left out.
+#: evaluated, and standard deviations of its size, of that of the data, and of one left out. Of 240
+#: times with a step of 2 to 5 in noise of .3, with or without a season, the step gains 21 to 58
+#: nats; walks, kinks, seasons that begin late or grow, outliers and none at all at most 9.
 MAX_STEPS, STEP_MARGIN, STEP_KNOTS, STEP_SD, NO_STEP = 3, 5, 32, 3.0, 1e-9
 #: Share of the process without a step, a chance that the tenth of the range ahead has one, too.
+#: Where steps come by chance, three in 240 times, the NLPD of the tenth ahead is 1.06 without
+#: steps, .66 with this share, and 1.38 (.94 with the share) of the normal law of its moments.
 STEP_AHEAD = 0.1
 
 #: Minibatches: Adam's rate, at most, and the sum of the rates of all iterations; the least share of
