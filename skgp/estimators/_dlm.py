@@ -86,11 +86,11 @@ class DLMGPRegressor(SparseGPMixin, VaryingNoise, LikelihoodGPRegressor, Streami
 
     ``partial_fit`` changes the posterior, which is the prior of the next call; observations are not
     kept. Later calls keep the hyper-parameters and standardisation of the first, but raise the
-    variances of f and noise where a batch is predicted worse than these allow; and its inducing points,
-    to which they add observations that these leave unexplained, up to `n_inducing` in all; for
-    Gaussian noise and objectives other than "log_loss" the posterior is that of all observations at
-    once, but for what those before a point tell of it. That of "log_loss", whose width is noise,
-    too, counts ten times as a prior. A `fit` of all observations is better.
+    variances of f and noise where a batch is predicted worse than they allow; and its inducing
+    points, to which they add observations that these leave unexplained, up to `n_inducing` in all;
+    for Gaussian noise and objectives other than "log_loss" the posterior is that of all
+    observations at once, but for what those before a point tell of it. That of "log_loss", whose
+    width is noise, too, counts ten times as a prior. A `fit` of all observations is better.
 
     References
     ----------
