@@ -54,7 +54,6 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from dataclasses import replace
 from numbers import Real
 from typing import cast
 
@@ -69,7 +68,7 @@ from skgp.estimators import defaults
 from skgp.estimators._base import Backend, arrays
 from skgp.estimators._blocks import in_memory, training_blocks
 from skgp.estimators._fitting import fit_context, fit_session
-from skgp.estimators._kernels import default_kernels, refuse_noise, with_noise
+from skgp.estimators._kernels import default_kernels, refuse_noise, units_of, with_noise
 from skgp.estimators._parameters import Interval, StrOptions
 from skgp.estimators._regression_predictions import RegressionPredictions
 from skgp.estimators._target_scale import LogScale
@@ -170,19 +169,9 @@ class BaseGPRegressor(RegressionPredictions):
         """Kernels to choose among, with noise: the one given, or the default ones."""
         X, weight = arrays(data)
         if self.kernel is None:
-            return default_kernels(
-                X, weight, bounds=self._signal_bounds, units=self._units_of(data)
-            )
+            units = units_of(data) if self._is_additive and not self.normalize_y else (1.0, 1.0)
+            return default_kernels(X, weight, bounds=self._signal_bounds, units=units)
         return [with_noise(self._given_kernel(X))]
-
-    def _units_of(self, data: Data) -> tuple[float, float]:
-        """Mean square of z, and its variance, or where it does not vary that again."""
-        if self.normalize_y or not self._is_additive:
-            return 1.0, 1.0
-        mean = np.average(data.y.cpu().numpy(), axis=0, weights=arrays(data)[1])
-        z = data.y - data.y.new_tensor(mean)
-        square, variance = data.mean_square, replace(data, y=z).mean_square
-        return square, variance if z.any() else square
 
 
 class StreamingGPRegressor(BaseGPRegressor):

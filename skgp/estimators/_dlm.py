@@ -85,12 +85,12 @@ class DLMGPRegressor(SparseGPMixin, VaryingNoise, LikelihoodGPRegressor, Streami
     given in a joint search, the log-loss is minimised.
 
     ``partial_fit`` changes the posterior, which is the prior of the next call; observations are not
-    kept. Later calls keep the hyper-parameters and standardisation of the first, and its inducing
+    kept. Later calls keep the hyper-parameters and standardisation of the first, but raise the
+    variances of f and noise where a batch is predicted worse than they allow; and its inducing
     points, to which they add observations that these leave unexplained, up to `n_inducing` in all;
     for Gaussian noise and objectives other than "log_loss" the posterior is that of all
     observations at once, but for what those before a point tell of it. That of "log_loss", whose
-    width stands for noise as well, counts ten times as a prior, which keeps most of its quality; a
-    `fit` of all observations is better.
+    width is noise, too, counts ten times as a prior. A `fit` of all observations is better.
 
     References
     ----------
@@ -190,9 +190,10 @@ class DLMGPRegressor(SparseGPMixin, VaryingNoise, LikelihoodGPRegressor, Streami
         self._warn_at_bounds()
 
     def _update(self, data: Data, backend: Backend) -> None:
-        likelihood = self._make_likelihood(split_noise(self.kernel_)[1])
-        objective = self._objective(likelihood, name=self._minimised, learn=False)
+        white = split_noise(self.kernel_)[1]
+        objective = self._objective(self._make_likelihood(white), name=self._minimised, learn=False)
         self._add_rows(data, objective, backend)
+        self._describe(self._found_kernel, to_tensor(self._likelihood_parameters), white)
 
     def _training_offset(self, exposure, n_rows, sample_weight):
         if exposure is not None and self.gradient in STOCHASTIC_GRADIENTS:

@@ -311,6 +311,9 @@ class SparseGPMixin(WarpedInputs):
         """Change the posterior by rows beyond those of the last call."""
         data = self._distinct(replace(data, X=to_tensor(self._inputs(arrays(data)[0]))), backend)
         state = self._state(backend)
+        if objective.is_gaussian and self._learns and len(state.likelihood):
+            state = state.with_spread(self._misfit(state, data, objective))
+            self._likelihood_parameters = state.likelihood.cpu().double().numpy()
         room = self._most_inducing(objective) - len(state.Z)
         self._n_rows += len(data)
         # As if as many rows again were to come: of 2000 rows in the order of a column, ten batches,
@@ -325,6 +328,16 @@ class SparseGPMixin(WarpedInputs):
         )
         self._posterior = state.posterior()
         self._keep_points()
+
+    def _misfit(self, state: SparseState, data: Data, objective: Objective) -> float:
+        """What the variances of all rows are over those predicted, by rows (n,) not yet seen.
+
+        1 if that is less: in the order of a column rows are predicted by those next to them.
+        """
+        mean, var = state.posterior().mean_and_variance(data.X.double())
+        var = var + objective.likelihood.gaussian_noise(state.likelihood)
+        squares = float(data.weighted_sum((data.y - mean).square() / var))
+        return max(1.0, (self._n_rows + squares) / (self._n_rows + data.total))
 
     def _most_inducing(self, objective: Objective) -> int:
         """Inducing points up to which a stream may add some."""

@@ -1,5 +1,6 @@
 """The kernels that an estimator chooses among when ``kernel=None``, and the parts of one given."""
 
+from dataclasses import replace
 from functools import reduce
 from operator import add
 from typing import Any
@@ -17,7 +18,9 @@ from sklearn.gaussian_process.kernels import (
     WhiteKernel,
 )
 
+from skgp.data import Data
 from skgp.estimators import defaults
+from skgp.estimators._base import arrays
 from skgp.kernels import ActiveDims, state_space
 from skgp.kernels.expression import split_noise, summands
 from skgp.kernels.scales import capped_weights, robust_range, robust_std
@@ -46,6 +49,14 @@ def default_kernels(
         + WhiteKernel(0.1 * units[1], (units[1] * low, units[1] * high))
         for nu in (np.inf, 2.5, 1.5, 0.5)
     ]
+
+
+def units_of(data: Data) -> tuple[float, float]:
+    """Mean square of the targets, and their variance; of equal ones the mean square again."""
+    mean = np.average(data.y.cpu().numpy(), axis=0, weights=arrays(data)[1])
+    deviation = data.y - data.y.new_tensor(mean)
+    variance = replace(data, y=deviation).mean_square
+    return data.mean_square, variance if deviation.any() else data.mean_square
 
 
 def default_classification_kernels(

@@ -38,9 +38,9 @@ class VaryingNoise(LogScale, RegressionPredictions):
         function of x (`predict_noise_variance`), and that of f by its power of 0, 1/2 or 1,
         learned from the errors of up to 1000 observations. Means, but those of log-normal y, and
         ``noise_variance_`` are those of constant variances; densities, quantiles and draws average
-        over what is known of the function, and are heavier in the tails than normal ones: log-normal
-        y then has no moments, its mean and standard deviation being those of the mean variance of
-        log y, and those of draws grow with their number. "auto"
+        over what is known of the function, and are heavier in the tails than normal ones:
+        log-normal y then has no moments, its mean and standard deviation being those of the mean
+        variance of log y, and those of draws grow with their number. "auto"
         does with ``kernel=None``, of 100 observations of one target or more, where observations
         held out, of up to 4000, are clearly likelier then; not of streams, rows in blocks,
         principal components or relevance vectors, nor where some rows repeat far more often than

@@ -32,6 +32,7 @@ References
    Hensman, Fusi and Lawrence (2013), Gaussian processes for big data.
 """
 
+import math
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
@@ -42,6 +43,7 @@ from skgp.data import Data
 from skgp.inference import defaults
 from skgp.inference.natural import FullSystem, VariationalPosterior, fit_natural_sites
 from skgp.kernels.gram import gram, gram_diag
+from skgp.kernels.scales import amplitude_range, scale_amplitude
 from skgp.likelihoods import Likelihood
 from skgp.linalg.cholesky import cho_inverse, inverse_factor, jittered_cholesky, tri_solve
 from skgp.linalg.preconditioners import rp_cholesky
@@ -239,6 +241,17 @@ class SparseState:
     def with_posterior(self, mean: Tensor, root: Tensor) -> "SparseState":
         """The same hyper-parameters with another posterior."""
         return replace(self, mean=mean, root=root)
+
+    def with_spread(self, factor: float) -> "SparseState":
+        """With covariances of f, prior and posterior, and Gaussian noise times a factor.
+
+        As far as the bounds of the kernel allow; the mean of f stays.
+        """
+        low, high = amplitude_range(self.kernel)
+        factor = min(max(factor, low), high)
+        kernel = scale_amplitude(self.kernel, factor)
+        likelihood, mean = self.likelihood + math.log(factor), self.mean / factor**0.5
+        return replace(self, kernel=kernel, likelihood=likelihood, mean=mean)
 
     def with_novel(self, X: Tensor, room: int, generator: torch.Generator) -> "SparseState":
         """With inducing points at rows of X (n, d) that those there are leave unexplained.

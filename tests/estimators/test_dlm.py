@@ -392,6 +392,16 @@ def test_partial_fit_of_the_log_loss_keeps_its_quality(noise, sizes, lost):
     assert model.score(*fresh) > 0.8
 
 
+def test_variances_of_a_stream_rise_with_its_targets(rng):
+    X = rng.uniform(-2, 2, size=(600, 3))
+    y = np.exp(X[:, 0]) + np.sin(3 * X[:, 1]) + 0.1 * rng.standard_normal(600)
+    model = DLMGPRegressor(random_state=0)
+    for rows in np.array_split(np.argsort(y[:300]), 6):
+        model.partial_fit(X[rows], y[rows])
+    std = model.predict(X[300:], return_std=True)[1]
+    assert np.mean((model.predict(X[300:]) - y[300:]) ** 2 / std**2) < 2
+
+
 @pytest.mark.parametrize(
     ("make", "params", "share"),
     [
