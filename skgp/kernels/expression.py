@@ -366,6 +366,18 @@ def summands(kernel: Kernel) -> list[Kernel]:
     return [kernel]
 
 
+def summed(kernels: list) -> Any:
+    """Their sum, as a balanced tree.
+
+    scikit-learn asks each operand for its bounds twice, which takes 2^c steps of c terms added one
+    after the other, and c^2 of a balanced tree.
+    """
+    while len(kernels) > 1:
+        pairs = [Sum(*pair) for pair in zip(kernels[::2], kernels[1::2], strict=False)]
+        kernels = pairs + kernels[len(kernels) - len(kernels) % 2 :]
+    return kernels[0]
+
+
 def _contains_white(kernel):
     return type(kernel) is WhiteKernel or any(map(_contains_white, children_of(kernel)))
 

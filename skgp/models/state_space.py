@@ -75,10 +75,16 @@ from skgp.inference.markov.regression import make_regression_series
 from skgp.inference.markov.series import Series, make_series
 from skgp.inference.markov.states import InducingState, SeriesState
 from skgp.inference.markov.terms import Terms
-from skgp.kernels.expression import Sum, summands
+from skgp.kernels.expression import summands, summed
 from skgp.kernels.sde import StateSpace, state_space
 from skgp.learning.defaults import LEAST_EFFECT
-from skgp.learning.markov.additive import BinnedEvidence, RowsElbo, RowsEvidence, left_by_terms
+from skgp.learning.markov.additive import (
+    BinnedEvidence,
+    RowsElbo,
+    RowsEvidence,
+    check_columns,
+    left_by_terms,
+)
 from skgp.learning.markov.averaging import Average
 from skgp.learning.markov.choice import (
     apart_if_likelier,
@@ -315,8 +321,7 @@ def _climb(
 
     `others` are kernels to start from, too, unless `parameters` of an earlier search are given.
     """
-    for kernel in kernels:
-        _check(kernel)
+    check_columns(kernels)
     callback = StopRecorder(callback)
     options: dict[str, Any] = {"max_iter": max_iter, "tol": tol, "callback": callback}
     options["parameters"] = parameters
@@ -350,16 +355,6 @@ def _climb(
         )
     states = [objective.state(found.kernels, last.posterior)]
     return Fit(states, found.parameters, last.value, found.n_iter, found.history)
-
-
-def _check(kernel: Any) -> None:
-    dynamics = Component.of(kernel).dynamics()
-    dynamics.require_stationary("an additive model")
-    if dynamics.shape_slopes:
-        raise ValueError(
-            f"kernel={kernel} has an SHO, which additive models do not take; use "
-            "Cosine * Matern(nu=0.5), or a model of time alone."
-        )
 
 
 # ---- states of any kind, and the series they are of ----------------------------------------------
@@ -401,13 +396,5 @@ def forms_of(state: State) -> list[StateSpace]:
 
 
 def kernel_of(state: State) -> Any:
-    """The kernel of f as one expression.
-
-    The sum is a balanced tree: scikit-learn asks each operand for its bounds twice, which takes
-    2^c steps of c summands added one after the other, and c^2 of a balanced tree.
-    """
-    kernels = parts_of(state)
-    while len(kernels) > 1:
-        pairs = [Sum(*pair) for pair in zip(kernels[::2], kernels[1::2], strict=False)]
-        kernels = pairs + kernels[len(kernels) - len(kernels) % 2 :]
-    return kernels[0]
+    """The kernel of f as one expression."""
+    return summed(parts_of(state))

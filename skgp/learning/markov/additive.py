@@ -59,6 +59,18 @@ from skgp.linalg import NotPositiveDefiniteError
 from skgp.linalg.cholesky import jittered_cholesky
 
 
+def check_columns(kernels: Sequence[Any]) -> None:
+    """Refuse kernels, one a column, that an additive model has no state space of."""
+    for kernel in kernels:
+        dynamics = Component.of(kernel).dynamics()
+        dynamics.require_stationary("an additive model")
+        if dynamics.shape_slopes:
+            raise ValueError(
+                f"kernel={kernel} has an SHO, which additive models do not take; use "
+                "Cosine * Matern(nu=0.5), or a model of time alone."
+            )
+
+
 class BinnedEvidence(ClosedForm):
     """From the statistics of binned rows: exact (`joint`), or its bound by the mean field."""
 
