@@ -18,6 +18,8 @@ from skgp.estimators._time import framed, warn_of_far_times
 from skgp.inference.markov.sites import left_out_moments
 from skgp.learning.calibration import FEW_ROWS_COUPLING, best_coupling
 from skgp.learning.label_scales import capped
+from skgp.likelihoods import Likelihood
+from skgp.models import state_space as model
 
 
 class StateSpaceGPClassifier(StateSpaceMixin, StreamingGPClassifier):
@@ -113,7 +115,6 @@ class StateSpaceGPClassifier(StateSpaceMixin, StreamingGPClassifier):
     """
 
     _start_variance = defaults.SERIES_LINK_VARIANCE
-    _for_search = staticmethod(capped)
     _parameter_constraints = {"likelihood": [StrOptions({"logit", "probit"})]}
 
     def __init__(
@@ -154,6 +155,14 @@ class StateSpaceGPClassifier(StateSpaceMixin, StreamingGPClassifier):
         return float(offsets[0]) if len(offsets) == 1 else offsets
 
     # ---- training ------------------------------------------------------------------------
+
+    def _fit_series(self, kernels: list, data: Data, likelihood: Likelihood, **search) -> model.Fit:
+        """Weights far above the others come in where a search without their excess ends."""
+        some = capped(data)
+        fit = super()._fit_series(kernels, some, likelihood, **search)
+        if some is data:
+            return fit
+        return model.resume(fit, model.series_of(data, search["terms"]), likelihood, **search)
 
     def _learn(
         self, data: Data, session: FitSession, backend: Backend, *, stream: bool = False

@@ -67,7 +67,7 @@ class StateSpaceMixin(IndexedOutput, SeriesInputs):
         Of the processes, one each of the first columns of `predict_components`. Where predictions
         are averaged over two structures a column has the seasons of both, or what is none.
     component_names_ : list of str
-        One a column of `predict_components`: the kernels, "trend" and the covariates.
+        One a column of `predict_components`: the kernels, "trend", the covariates, and steps.
     history_ : dict of lists
         "solve": evidence per observation after each iteration.
     """
@@ -98,8 +98,6 @@ class StateSpaceMixin(IndexedOutput, SeriesInputs):
     )
 
     _n_stages = 1
-    #: Observations of a series that say where the search of hyper-parameters by all is to start.
-    _for_search = staticmethod(lambda data: data)
     #: Prior variance of f to start with.
     _start_variance = 1.0
     #: One a latent process.
@@ -220,11 +218,8 @@ class StateSpaceMixin(IndexedOutput, SeriesInputs):
             search |= {"start": start, "learn": learns}
             search |= self._series_options(process, backend, stream=stream)
             terms = self._make_terms(data.X, data.weight, likelihood.is_additive)
-            some = self._for_search(data)
             search |= {"offsets": offsets, "terms": terms}
-            fits = [model.fit_series(kernels, model.series_of(some, terms), likelihood, **search)]
-            if some is not data:
-                fits = [model.resume(fits[0], model.series_of(data, terms), likelihood, **search)]
+            fits = [self._fit_series(kernels, data, likelihood, **search)]
         else:
             kept = self._stream_of(data, likelihood) if stream else data
             search |= {"parameters": start, "optimise": learns, "prior": prior}
@@ -232,8 +227,7 @@ class StateSpaceMixin(IndexedOutput, SeriesInputs):
             self._stream = kept if stream or len(X) <= STREAM_ROWS else None
         self._keep(fits)
         parameters = fits[0].parameters.cpu()
-        # What a warm start needs besides the states.
-        self._likelihood_parameters = parameters.numpy()
+        self._likelihood_parameters = parameters.numpy()  # for a warm start
         # A search cut short may miss any part.
         ended = not callback.stopped and all(fit.n_iter < self.max_iter for fit in fits)
         if not one and learns and ended:
@@ -241,6 +235,10 @@ class StateSpaceMixin(IndexedOutput, SeriesInputs):
         kernels = [model.kernel_of(state) for state in self._states]
         alike = len({str(kernel) for kernel in kernels}) == 1
         return kernels[0] if alike else CompoundKernel(kernels), parameters
+
+    def _fit_series(self, kernels: list, data: Data, likelihood: Likelihood, **search) -> model.Fit:
+        series = model.series_of(data, search["terms"])
+        return model.fit_series(kernels, series, likelihood, **search)
 
     def _warn_of_interaction(self, data: Data, likelihood: Likelihood) -> None:
         """Warn of two columns of the observations whose functions do not just add up."""
