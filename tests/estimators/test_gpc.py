@@ -206,3 +206,10 @@ def test_as_many_labels_as_rows_have_a_density():
     model = GaussianProcessClassifier(optimizer=None).fit(X, Y)
     with pytest.raises(ValueError, match="inconsistent numbers of samples"):
         model.log_predictive_density(X[:3], Y[:2])
+
+
+def test_tie_is_the_class_of_scikit_learn():
+    for cls in (Original, GaussianProcessClassifier):
+        model = cls(optimizer=None).fit([[-1.0], [1.0]], [0, 1])
+        assert model.predict([[0.0]]) == [1]
+        np.testing.assert_allclose(model.predict_proba([[0.0]]), 0.5)
