@@ -361,11 +361,11 @@ def _climb(
 
 
 def distinct(data: Data, place: int | None) -> Data:
-    """Rows of a series with covariates: those of equal columns and targets as one of their weight.
+    """Rows of a series, those of equal columns and targets as one of their weight.
 
     `place` is that of the times; None of an additive model, which is left unchanged.
     """
-    if place is None or data.X.shape[1] == 1 or len(data.X[:, place].unique()) == len(data):
+    if place is None or len(data.X[:, place].unique()) == len(data):
         return data
     return data.merged(any_likelihood=True)
 

@@ -99,6 +99,16 @@ def test_a_warm_start_keeps_steps(stepped):
     assert model.noise_variance_ < 1.2 * noise
 
 
+def test_weights_are_repeated_observations_beside_a_step(stepped):
+    _, t, y = stepped
+    weight = np.where(np.arange(len(t)) % 50 == 10, 3, 1)
+    rows = np.repeat(np.arange(len(t)), weight)
+    weighted = StateSpaceGPRegressor().fit(t[:, None], y, sample_weight=weight)
+    repeated = StateSpaceGPRegressor().fit(t[rows, None], y[rows])
+    assert weighted.component_names_[-1] == "step at 150"
+    np.testing.assert_allclose(*(m.predict(t[:, None]) for m in (weighted, repeated)), atol=1e-7)
+
+
 @pytest.mark.parametrize("kind", ["walk", "slope", "waves"])
 def test_what_wanders_has_no_steps(kind):
     rng, t = np.random.default_rng(1), np.arange(200.0)
