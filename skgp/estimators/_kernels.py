@@ -24,6 +24,7 @@ from skgp.estimators._base import arrays
 from skgp.kernels import ActiveDims, state_space
 from skgp.kernels.expression import split_noise, summands
 from skgp.kernels.scales import capped_weights, robust_range, robust_std
+from skgp.learning.posterior.defaults import ROUNDING
 
 
 def default_kernels(
@@ -52,11 +53,13 @@ def default_kernels(
 
 
 def units_of(data: Data) -> tuple[float, float]:
-    """Mean square of the targets, and their variance; of equal ones the mean square again."""
+    """Mean square of the targets, and their variance; the mean square again if it is rounding."""
     mean = np.average(data.y.cpu().numpy(), axis=0, weights=arrays(data)[1])
     deviation = data.y - data.y.new_tensor(mean)
     variance = replace(data, y=deviation).mean_square
-    return data.mean_square, variance if deviation.any() else data.mean_square
+    square = data.mean_square
+    differ = bool(deviation.any()) and variance > ROUNDING**2 * square
+    return square, variance if differ else square
 
 
 def default_classification_kernels(

@@ -124,6 +124,13 @@ def test_default_kernels_are_in_units_of_targets_that_are_not_standardised(
     assert loss < -0.5  # -.88 of the noise alone
 
 
+@pytest.mark.parametrize("value", [0.3, 0.1 + 0.2])
+def test_equal_targets_have_the_units_of_their_size_whatever_their_mean_is_rounded_to(value):
+    y = np.full(7, value)
+    model = skgp.QSGPRegressor(normalize_y=False, random_state=0).fit(np.arange(7.0)[:, None], y)
+    assert model.noise_variance_ > 1e-10
+
+
 def test_equal_targets_far_from_zero_are_not_known_beyond_their_size():
     y = np.full(2, 1e12)
     model = skgp.BayesianGPRegressor(normalize_y=False, random_state=0).fit([[0.0], [1.0]], y)
