@@ -31,8 +31,8 @@ from skgp.estimators._validation import (
     ends_of,
     told_of_text,
 )
-from skgp.estimators.defaults import LIMITED_PAIRS, TILE_LEAST, TILE_MATRICES, TILE_PAIRS
-from skgp.inference.exact import covariance, posterior_mean, variance, variance_and_weights
+from skgp.estimators.defaults import FEW_PAIRS, LIMITED_PAIRS, TILE_LEAST, TILE_MATRICES, TILE_PAIRS
+from skgp.inference.exact import covariance, variance, variance_and_weights
 from skgp.kernels.training import cross_gram, cross_gram_with_gradient, variance_gradient
 from skgp.linalg import NumericalWarning, warn_caller
 from skgp.linalg.runtime import one_thread, tile_rows
@@ -116,9 +116,10 @@ class RegressorPredictions:
             return self._prior(X, return_std, return_cov)
         if self._other is not None:
             return self._predict_by_estimator(X, return_std, return_cov)
-        if return_cov or len(X) * len(self.X_train_) > LIMITED_PAIRS:
+        pairs = len(X) * len(self.X_train_)
+        if return_cov or pairs > LIMITED_PAIRS:
             return self._within_limits(X, return_std, return_cov)
-        with one_thread(pools=False):
+        with one_thread(pools=pairs > FEW_PAIRS):
             return self._posterior(X, return_std, return_cov)
 
     def _prior(self, X: Any, return_std: bool, return_cov: bool) -> Any:
@@ -145,7 +146,7 @@ class RegressorPredictions:
         for start in range(0, len(X), size):
             rows = X[start : start + size]
             K = cross_gram(self.kernel_, rows, self.X_train_)
-            means.append(posterior_mean(K, self.alpha_))
+            means.append(K @ self.alpha_)
             if return_std:
                 variances.append(variance(self.L_, K, self.kernel_.diag(rows)))
         mean, scale = self._in_units(np.concatenate(means))

@@ -215,11 +215,13 @@ EXACT_MATRICES = 7
 CALLED_MATRICES = 4
 #: Matrices of new rows by training rows that an exact prediction holds at once.
 TILE_MATRICES = 4
-#: Pairs of new and training rows of a tile, as many as a cache holds (half the time for 1000 new
-#: rows, 50 to 3000 rows), and the fewest new rows, of which a triangular system still is quick.
-TILE_PAIRS, TILE_LEAST = 2**18, 256
-#: Pairs beyond which a prediction keeps to a budget, and NumPy to one thread: .3 ms.
-LIMITED_PAIRS = 2**18
+#: Pairs of new and training rows of a tile (8 MB: standard deviations of 1000 rows given 1000 take
+#: .92 of the time with a quarter), and the fewest new rows, of which a triangular system still is
+#: quick.
+TILE_PAIRS, TILE_LEAST = 2**20, 256
+#: Pairs beyond which NumPy keeps to one thread, .05 ms (on a busy machine two take 8 ms more), and
+#: beyond which a prediction keeps to a budget.
+FEW_PAIRS, LIMITED_PAIRS = 2**11, 2**18
 #: Columns up to which a classifier takes neighbours beyond: as places on a map, they are close.
 #: Regression leaves the choice to "qsgp" up to `MANY_PLACES` rows, beyond which "vecchia" takes
 #: over: see there.

@@ -334,9 +334,6 @@ ELEMENTS = 2**20  # component values of quantiles held at once
 # ---- exact processes given their matrices (exact.py)
 #: Entries of a covariance up to which NumPy takes less time than torch (150 rows).
 DENSE_ENTRIES = 2**14 + 2**13
-#: Entries of K_* beyond which torch multiplies and solves: as quick as SciPy in one thread (50 by
-#: 200 to 1000), which it is told to take; two threads of BLAS take 8 ms more on a busy machine.
-SOLVED_ENTRIES = 2**11
 
 # ---- terms of a series
 # Variance of a categorical or smooth term of a standardised target to start with, and bounds.

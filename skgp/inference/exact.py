@@ -40,7 +40,7 @@ from scipy.linalg.blas import dtrsm
 from torch import Tensor
 
 from skgp.data import Data
-from skgp.inference.defaults import DENSE_ENTRIES, SOLVED_ENTRIES
+from skgp.inference.defaults import DENSE_ENTRIES
 from skgp.inference.pathwise import (
     PathwiseCovariance,
     PivotCovariance,
@@ -58,7 +58,7 @@ from skgp.kernels.operators import KernelOperator, kernel_matmul
 from skgp.linalg.cg import block_cg
 from skgp.linalg.cholesky import cho_solve, jittered_cholesky, tri_solve
 from skgp.linalg.preconditioners import NystromPreconditioner
-from skgp.linalg.runtime import TensorState, tile_rows
+from skgp.linalg.runtime import TensorState, large_operation, tile_rows
 
 
 class Covariance(Protocol):
@@ -342,21 +342,13 @@ def _posterior(
 def condition(A: np.ndarray, Y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """L (n, n), lower, and alpha, of the shape of Y: (n,) or (n, t). ``O(n^3)``.
 
-    L is in C order, in which triangular systems take a tenth less time than in LAPACK's. A
-    NotPositiveDefiniteError where A (n, n) has no factor.
+    A NotPositiveDefiniteError where A (n, n) has no factor.
     """
     if A.size <= DENSE_ENTRIES:
         few = jittered_cholesky(A, max_jitter=0.0).factor  # type: ignore[arg-type]
         return few, cho_solve(few, Y)  # type: ignore[arg-type,return-value]
     L = jittered_cholesky(_tensor(A), max_jitter=0.0).factor
-    return np.ascontiguousarray(L.numpy()), cho_solve(L, _tensor(Y)).numpy()
-
-
-def posterior_mean(K_new: np.ndarray, alpha: np.ndarray) -> np.ndarray:
-    """Posterior means given K_* (p, n), of the shape of alpha: (p,) or (p, t)."""
-    if K_new.size <= SOLVED_ENTRIES:
-        return K_new @ alpha
-    return (_tensor(K_new) @ _tensor(alpha)).numpy()
+    return L.numpy(), cho_solve(L, _tensor(Y)).numpy()
 
 
 def variance(L: np.ndarray, K_new: np.ndarray, prior: np.ndarray) -> np.ndarray:
@@ -370,12 +362,7 @@ def variance_and_weights(
 ) -> tuple[np.ndarray, np.ndarray]:
     """`variance`, and :math:`A^{-1} K_*^T` (n, p): minus half its derivative in K_*."""
     V = _whitened(L, K_new)
-    variance = prior - np.einsum("ij,ij->j", V, V)
-    if K_new.size > SOLVED_ENTRIES:
-        return variance, tri_solve(_tensor(L).T, _tensor(V), upper=True).numpy()
-    if L.flags.f_contiguous:
-        return variance, dtrsm(1.0, L, V, lower=1, trans_a=1)
-    return variance, dtrsm(1.0, L.T, V)
+    return prior - np.einsum("ij,ij->j", V, V), _solved(L, V, transposed=True)
 
 
 def covariance(L: np.ndarray, K_new: np.ndarray, prior: np.ndarray) -> np.ndarray:
@@ -386,11 +373,17 @@ def covariance(L: np.ndarray, K_new: np.ndarray, prior: np.ndarray) -> np.ndarra
 
 def _whitened(L: np.ndarray, K_new: np.ndarray) -> np.ndarray:
     """V (n, p)."""
-    if K_new.size <= SOLVED_ENTRIES:
-        if L.flags.f_contiguous:  # either way nothing is copied
-            return dtrsm(1.0, L, K_new.T, lower=1)
-        return dtrsm(1.0, L.T, K_new.T, trans_a=1)
-    return tri_solve(_tensor(L), _tensor(K_new.T), upper=False).numpy()
+    return _solved(L, K_new.T)
+
+
+def _solved(L: np.ndarray, B: np.ndarray, transposed: bool = False) -> np.ndarray:
+    """:math:`L^{-1} B` or :math:`L^{-T} B` (n, p), of L in either order, which is not copied.
+
+    By BLAS, which takes a quarter less time than torch of 1000 rows, a tenth less of 3000.
+    """
+    columns = L.flags.f_contiguous
+    with large_operation(B.size * len(L)):
+        return dtrsm(1.0, L if columns else L.T, B, lower=columns, trans_a=transposed == columns)
 
 
 def _tensor(array: np.ndarray) -> torch.Tensor:

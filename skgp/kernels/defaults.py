@@ -33,6 +33,7 @@ ORIGIN_ROWS = 32  # among which the origin is found: few, as tiles are many
 # ---- gradients
 CACHED = 2**18  # elements of a tile on a CPU: its temporaries stay in the cache
 FEW_ROWS = 150  # up to which NumPy takes less time than torch
+EXPONENTIALS = 2**11  # up to which NumPy's are quicker; of 1e4 torch's take .4 of the time
 DIFFERENCES = 2**18  # of pairs of rows, up to which they stay in a core's cache
 ALIVE = 8  # matrices of a tile's size held at once, by autograd at most
 

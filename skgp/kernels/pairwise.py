@@ -25,7 +25,7 @@ import torch
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel, Kernel, Matern, Product, Sum
 from torch import Tensor
 
-from .defaults import DIFFERENCES, FEW_ROWS, LARGEST_SQUARE, MOST_NUMBERS
+from .defaults import DIFFERENCES, EXPONENTIALS, FEW_ROWS, LARGEST_SQUARE, MOST_NUMBERS
 from .distances import METRICS, far_limit, scaled_inputs, squared_differences
 from .expression import Binder, Part, check_kernel, factors
 from .gradients import weighted_gradient
@@ -206,15 +206,12 @@ class _StationaryLeaf:
 
 
 def profile_of_few(nu: float, s: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """k(s) and k'(s) of RBF (nu = inf) and Matern, the table of `skgp.kernels.distances`.
-
-    In NumPy, whose exponential of some thousand numbers takes a third of torch's time.
-    """
+    """k(s) and k'(s) of RBF (nu = inf) and Matern, the table of `skgp.kernels.distances`."""
     if nu == math.inf:
-        k = np.exp(-0.5 * s)
+        k = _exp_(-0.5 * s)
         return k, -0.5 * k
     r = np.sqrt(s)
-    decay = np.exp(-r)
+    decay = _exp_(-r)
     if nu == 0.5:  # k' grows without bound towards 0, where s k' vanishes
         return decay, -0.5 * np.divide(decay, r, out=np.zeros_like(r), where=r > 0)
     linear = (1 + r) * decay
@@ -227,11 +224,10 @@ def values_of_few(nu: float, s: np.ndarray) -> np.ndarray:
     """k(s) alone, in the memory of s: new memory takes longer than the arithmetic."""
     if nu == math.inf:
         s *= -0.5
-        return np.exp(s, out=s)
+        return _exp_(s)
     np.minimum(s, LARGEST_SQUARE, out=s)  # infinity times k = 0 is no number
     np.sqrt(s, out=s)
-    decay = np.negative(s)
-    np.exp(decay, out=decay)
+    decay = _exp_(-s)
     if nu == 0.5:
         return decay
     if nu == 1.5:
@@ -243,6 +239,15 @@ def values_of_few(nu: float, s: np.ndarray) -> np.ndarray:
         s += linear
     s *= decay
     return s
+
+
+def _exp_(x: np.ndarray) -> np.ndarray:
+    """The exponential in place, by torch where its call does not outweigh its vector units."""
+    if x.size <= EXPONENTIALS:
+        return np.exp(x, out=x)
+    tensor = torch.from_numpy(x)
+    torch.exp(tensor, out=tensor)
+    return x
 
 
 def _stationary_leaf(part: Part) -> _StationaryLeaf | None:

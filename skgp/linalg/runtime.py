@@ -348,14 +348,15 @@ def one_thread(
 
 @contextlib.contextmanager
 def large_operation(flops: float) -> Iterator[None]:
-    """Give torch all threads that a fit may take, if an operation of so many flops is large."""
+    """Give torch and BLAS all threads that a fit may take, if so many flops are large."""
     found = torch.get_num_threads()
     if flops < defaults.LARGE_FLOPS or _available.get() <= found:
         yield
         return
     torch.set_num_threads(_available.get())
     try:
-        yield
+        with _pools.lift(_available.get()):
+            yield
     finally:
         torch.set_num_threads(found)
 
@@ -392,6 +393,12 @@ class _Pools:
                 self._n_users -= 1
                 if not self._n_users:
                     self._blas.__exit__(None, None, None)
+
+    def lift(self, n_threads: int) -> contextlib.AbstractContextManager:
+        """Give BLAS so many threads for a while, where one fit alone limits it."""
+        if self._n_users != 1:
+            return contextlib.nullcontext()
+        return self._libraries["blas"].limit(limits=n_threads)
 
 
 _pools = _Pools()

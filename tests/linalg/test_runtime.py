@@ -33,6 +33,11 @@ def three_threads():
     torch.set_num_threads(before)
 
 
+def blas():
+    """What is known of the pools of BLAS."""
+    return [each for each in threadpool_info() if each["user_api"] == "blas"]
+
+
 def pools():
     """Threads of every pool that the process has."""
     return {each["filepath"]: each["num_threads"] for each in threadpool_info()}
@@ -62,7 +67,8 @@ def test_large_operations_take_the_threads_found():
     with one_thread():
         with large_operation(1e12):
             assert torch.get_num_threads() == 3
-        assert torch.get_num_threads() == 1
+            assert {each["num_threads"] for each in blas()} == {3}
+        assert torch.get_num_threads() == 1 and set(pools().values()) == {1}
         with large_operation(1e6):
             assert torch.get_num_threads() == 1
     with one_thread(2), large_operation(1e12):
@@ -82,6 +88,8 @@ def test_concurrent_fits_leave_the_pools_as_they_were():
         with one_thread():
             inside.wait()
             thread.join()
+            with large_operation(1e12):
+                assert torch.get_num_threads() == 3
             assert set(pools().values()) == {1}
 
     thread = threading.Thread(target=first)
