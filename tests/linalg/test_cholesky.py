@@ -4,14 +4,16 @@ import numpy as np
 import pytest
 import torch
 
-from skgp.linalg import NotPositiveDefiniteError, NumericalWarning
+from skgp.linalg import NotPositiveDefiniteError, NumericalWarning, cholesky
 from skgp.linalg.cholesky import (
     _cause,
+    cho_inverse,
     cho_solve,
     jittered_cholesky,
     log_det,
     reverse_cholesky,
     semidefinite_root,
+    tri_solve,
 )
 
 DTYPES = [torch.float32, torch.float64]
@@ -186,3 +188,29 @@ def test_semidefinite_root_of_a_difference_that_is_rounding_alone():
     torch.testing.assert_close(semidefinite_root(positive), positive.sqrt())
     with pytest.raises(NotPositiveDefiniteError):
         semidefinite_root(A * torch.nan)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("least", [0, 1000])  # by SciPy, and by torch
+def test_libraries_agree(dtype, least, monkeypatch):
+    monkeypatch.setattr(cholesky, "LAPACK_ROWS", least)
+    monkeypatch.setattr(cholesky, "BLAS_COLUMNS", least)
+    A = _spd(6, dtype=dtype)
+    at, exact = A.clone().requires_grad_(), A.double().numpy()
+    L, tolerance = jittered_cholesky(A).factor, {"rtol": 0, "atol": 50 * torch.finfo(dtype).eps}
+    np.testing.assert_allclose(L, np.linalg.cholesky(exact), **tolerance)
+    np.testing.assert_allclose(cho_inverse(L), np.linalg.inv(exact), **tolerance)
+    assert log_det(jittered_cholesky(at).factor).requires_grad
+    singular = _singular(dtype=dtype)
+    factor, jitter = jittered_cholesky(singular)
+    raised = singular + jitter * torch.eye(6, dtype=dtype)
+    np.testing.assert_allclose(factor @ factor.T, raised, **tolerance)
+    with pytest.raises(NotPositiveDefiniteError, match="NaN"):
+        jittered_cholesky(torch.where(A == A[3, 1], torch.nan, A))
+    with pytest.raises(NotPositiveDefiniteError, match="is no covariance"):
+        jittered_cholesky(A - 2 * A.diagonal().diag() * (torch.arange(6) % 2))
+    wide = torch.arange(18.0, dtype=dtype).reshape(3, 6)
+    for B in (wide.T, wide.T.contiguous(), wide.T[:, :1]):
+        for a, upper in ((L, False), (L.mT, True), (L.mT.contiguous(), True)):
+            expected = np.linalg.solve(a.double().numpy(), B.double().numpy())
+            np.testing.assert_allclose(tri_solve(a, B, upper=upper), expected, rtol=1e-4, atol=1e-6)

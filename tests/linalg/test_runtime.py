@@ -10,7 +10,7 @@ import torch
 from threadpoolctl import threadpool_info
 
 from skgp.estimators._base import BaseGP
-from skgp.linalg import runtime
+from skgp.linalg import cholesky, runtime
 from skgp.linalg.cholesky import cho_inverse, jittered_cholesky
 from skgp.linalg.runtime import (
     MemoryBudgetError,
@@ -100,19 +100,32 @@ def test_concurrent_fits_leave_the_pools_as_they_were():
 
 def test_factors_and_inverses_are_large_operations_by_their_flops(monkeypatch):
     seen = []
-    monkeypatch.setattr(
-        torch.linalg,
-        "cholesky_ex",
-        lambda A: seen.append(torch.get_num_threads()) or (A, torch.zeros(A.shape[:-2])),
-    )
-    monkeypatch.setattr(
-        torch, "cholesky_inverse", lambda L: seen.append(torch.get_num_threads()) or L
-    )
+
+    def recorded(name, found):
+        def call(A):
+            threads = {each["num_threads"] for each in blas()} | {torch.get_num_threads()}
+            seen.append((len(A), name, threads))
+            return found(A)
+
+        return call
+
+    for owner, name, found in (
+        (torch.linalg, "cholesky_ex", lambda A: (A, torch.zeros(()))),
+        (torch, "cholesky_inverse", lambda L: L),
+        (cholesky, "dpotrf", lambda A: (A, 0)),
+        (cholesky, "dpotri", lambda L: (L, 0)),
+    ):
+        monkeypatch.setattr(owner, name, recorded(name, found))
     with one_thread():
         for n in (60, 1500):
-            jittered_cholesky(torch.empty(n, n))
-            cho_inverse(torch.empty(n, n))
-    assert seen == [1, 1, 3, 3]
+            jittered_cholesky(torch.eye(n, dtype=torch.float64))
+            cho_inverse(torch.eye(n, dtype=torch.float64))
+    assert seen == [
+        (60, "cholesky_ex", {1}),
+        (60, "cholesky_inverse", {1}),
+        (1500, "dpotrf", {3}),
+        (1500, "dpotri", {3}),
+    ]
 
 
 @pytest.mark.parametrize(("n_jobs", "many_rows"), [(None, 20), (2, 20), (2, 21)])
