@@ -48,7 +48,7 @@ from skgp.inference.weights.design import StreamedDesign
 from skgp.inference.weights.gram import hessian_covariance, optimal_std
 from skgp.inference.weights.posterior import ClassifierPosterior, WeightGaussian
 from skgp.likelihoods import Likelihood
-from skgp.linalg.cholesky import cho_solve, inverse_factor, jittered_cholesky
+from skgp.linalg.cholesky import cho_solve, inverse_factor, jittered_cholesky, tri_solve
 from skgp.linalg.runtime import Callback, TensorState, tile_rows
 
 
@@ -202,7 +202,7 @@ class OnlineLaplace(TensorState):
             max_iter=ONLINE_STEPS,
             generator=torch.Generator(),
         )
-        step = torch.linalg.solve_triangular(L.mT, fit.weights, upper=True)
+        step = tri_solve(L.mT, fit.weights, upper=True)
         return self.weights[:, j] + step[:, 0], problem.curvature(fit.latent), fit.n_iter
 
     def posterior(self) -> ClassifierPosterior:
@@ -236,7 +236,7 @@ class _Whitened:
     def features(self, X: Tensor, block: int) -> Tensor:
         """All columns, (n, m)."""
         Phi = torch.cat([self.basis.features(X, k) for k in range(self.basis.n_blocks)], dim=1)
-        return torch.linalg.solve_triangular(self.L, Phi.mT, upper=False).mT  # Phi L^-T
+        return tri_solve(self.L, Phi.mT, upper=False).mT  # Phi L^-T
 
 
 @dataclass(frozen=True)

@@ -190,7 +190,7 @@ class MixtureState(GPMixture):
         """Means and variances (S, t) of f at the rows of Z (t, d) under each sample."""
         few = self._few_covariances(Z)
         if few is not None:
-            half = torch.linalg.solve_triangular(self._all_factors(), few, upper=False)
+            half = tri_solve(self._all_factors(), few, upper=False)
             var = (self._prior(Z) - half.square().sum(1)).clamp_(min=0.0)
             return (self._alpha[:, None] @ few)[:, 0], var
         self._refuse_recomputation(len(Z))

@@ -52,7 +52,7 @@ from skgp.inference.sites import Sites, full_sites
 from skgp.likelihoods import Likelihood
 from skgp.linalg import NotPositiveDefiniteError
 from skgp.linalg.cg import CGResult
-from skgp.linalg.cholesky import log_det, reverse_cholesky, ridge_by_rows
+from skgp.linalg.cholesky import log_det, reverse_cholesky, ridge_by_rows, tri_solve
 from skgp.linalg.runtime import Callback
 from skgp.optim.stopping import Stopped
 
@@ -307,8 +307,8 @@ class FullSystem:
     def whitened(self, q: VariationalPosterior) -> VariationalPosterior:
         """The way back, of a posterior of full covariance."""
         factor = cast(Tensor, self.factor)
-        root = torch.linalg.solve_triangular(factor, cast(Tensor, q.root), upper=False)
-        mean = torch.linalg.solve_triangular(factor, q.mean, upper=False)
+        root = tri_solve(factor, cast(Tensor, q.root), upper=False)
+        mean = tri_solve(factor, q.mean, upper=False)
         return VariationalPosterior(mean, root.square().sum(-1).T, root)
 
     def _column(self, precision: Tensor, shift: Tensor) -> tuple[Tensor, Tensor]:
@@ -336,7 +336,7 @@ def full_column(data: Tensor, shift: Tensor, kl_weight: float) -> tuple[Tensor, 
     """Mean (M,) and root of S of one latent function, of the sums (M, M) and (M,) of its sites."""
     eye = torch.eye(len(data), dtype=data.dtype, device=data.device)
     upper = reverse_cholesky(eye + data / kl_weight).factor
-    root = torch.linalg.solve_triangular(upper, eye, upper=True).T  # S^-1 = U U'
+    root = tri_solve(upper, eye, upper=True).T  # S^-1 = U U'
     return root @ (root.T @ shift) / kl_weight, root
 
 

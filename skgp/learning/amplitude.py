@@ -36,7 +36,7 @@ from skgp.learning.calibration import choose_moderation, mean_scores, without_ow
 from skgp.learning.plan import Options, Plan
 from skgp.learning.selection import choose_towards, class_codes, held_out_rows
 from skgp.likelihoods import Bernoulli
-from skgp.linalg.cholesky import jittered_cholesky
+from skgp.linalg.cholesky import jittered_cholesky, tri_solve
 from skgp.optim.stopping import StopRecorder
 
 
@@ -220,7 +220,7 @@ def leave_one_out_moments(
         L = jittered_cholesky(H).factor
         for rows in design.tiles(design.n_features):
             Phi = design.columns(design.blocks, rows).double()
-            half = torch.linalg.solve_triangular(L, Phi.mT, upper=False)  # (m, b)
+            half = tri_solve(L, Phi.mT, upper=False)  # (m, b)
             variance[rows, j] = half.square().sum(0)
     return without_own(problem.X, latent, variance, slope, curvature)
 

@@ -29,7 +29,7 @@ import numpy as np
 import scipy.sparse as sparse
 import torch
 from scipy.linalg import qr_multiply
-from scipy.linalg.blas import dtrsm, strsm
+from scipy.linalg.blas import dtrsm, dtrsv, strsm, strsv
 from scipy.linalg.lapack import dpotrf, dpotri, dpotrs, dpstrf, spotrf, spotri, spstrf
 from scipy.sparse.linalg import splu
 from torch import Tensor
@@ -135,7 +135,9 @@ def cho_solve(L: Tensor, B: Tensor) -> Tensor:
     if isinstance(L, np.ndarray):
         return dpotrs(L.T, B)[0]
     if B.ndim == L.ndim - 1:
-        return torch.cholesky_solve(B.unsqueeze(-1), L).squeeze(-1)
+        return cho_solve(L, B.unsqueeze(-1)).squeeze(-1)
+    if L.ndim == 2:  # a fifth to a half of the seconds of torch.cholesky_solve for few columns
+        return tri_solve(L.mT, tri_solve(L, B, upper=False), upper=True)
     with large_operation(2 * B.numel() * L.shape[-1]):
         return torch.cholesky_solve(B, L)
 
@@ -153,12 +155,15 @@ def cho_inverse(L: Tensor) -> Tensor:
 def tri_solve(A: Tensor, B: Tensor, *, upper: bool) -> Tensor:
     """Solve :math:`A X = B` for a triangular A (..., n, n) and B (..., n, k); O(n^2 k)."""
     with large_operation(B.numel() * A.shape[-1]):
-        if B.shape[-1] < BLAS_COLUMNS or not (_is_plain(A) and _is_plain(B)):
+        if 1 < B.shape[-1] < BLAS_COLUMNS or not (_is_plain(A) and _is_plain(B)):
             return torch.linalg.solve_triangular(A, B, upper=upper)
-        trsm = dtrsm if A.dtype == torch.float64 else strsm
-        a, right = A.detach().numpy(), B.detach().numpy().T  # X' A' = B'
+        a, b = A.detach().numpy(), B.detach().numpy()
         columns = a.flags.f_contiguous
-        solved = trsm(1.0, a if columns else a.T, right, 1, upper != columns, columns)
+        a, lower = (a if columns else a.T), upper != columns  # in columns nothing is copied
+        trsv, trsm = (dtrsv, dtrsm) if A.dtype == torch.float64 else (strsv, strsm)
+        if b.shape[1] == 1:
+            return torch.from_numpy(trsv(a, b[:, 0], lower=lower, trans=not columns))[:, None]
+        solved = trsm(1.0, a, b.T, side=1, lower=lower, trans_a=columns)  # X' A' = B'
         return torch.from_numpy(solved.T)
 
 
@@ -195,9 +200,10 @@ def _inverse(L: np.ndarray) -> np.ndarray:
 
 
 def _is_plain(A: Tensor) -> bool:
-    """Whether A is one matrix on the CPU, without derivatives, which SciPy can take."""
+    """Whether A is one matrix on the CPU, not empty, without derivatives: SciPy can take it."""
     return (
         A.ndim == 2
+        and A.numel() > 0
         and A.device.type == "cpu"
         and A.dtype in (torch.float64, torch.float32)
         and not (A.requires_grad and torch.is_grad_enabled())

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from skgp.linalg.cholesky import tri_solve
 from skgp.linalg.defaults import BLOCK_COPIES
 from skgp.linalg.runtime import tile_rows
 
@@ -74,7 +75,7 @@ def rp_cholesky(
             residual[drawn] = 0.0
             continue
         chosen = drawn[kept]
-        new = torch.linalg.solve_triangular(L, G[:, kept].T, upper=False).T
+        new = tri_solve(L, G[:, kept].T, upper=False).T
         k = new.shape[1]
         F[:, r : r + k] = new
         residual = (residual - new.square().sum(1)).clamp_(min=0.0)
@@ -133,7 +134,7 @@ class NystromPreconditioner:
         self._Q = factor
         for start in range(0, factor.shape[0], 8192):
             rows = factor[start : start + 8192]
-            rows.copy_(torch.linalg.solve_triangular(L, rows.T, upper=False).T)
+            rows.copy_(tri_solve(L, rows.T, upper=False).T)
 
     def __call__(self, V: Tensor) -> Tensor:
         """Return :math:`P^{-1} V` for V of shape (n, k)."""
@@ -163,7 +164,7 @@ class LowRankPreconditioner:
         L = torch.linalg.cholesky(C)
         self.log_det = float(noise.double().log().sum() + 2 * L.diagonal().log().sum())
         #: Inverse of L, (r, r) in float64.
-        self.inverse_root = torch.linalg.solve_triangular(L, torch.eye(len(L)).to(L), upper=False)
+        self.inverse_root = tri_solve(L, torch.eye(len(L)).to(L), upper=False)
         root = without_subnormals(self.inverse_root, A.dtype)
         #: Q, (r, n).
         self.Q = A

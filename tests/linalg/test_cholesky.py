@@ -210,7 +210,8 @@ def test_libraries_agree(dtype, least, monkeypatch):
     with pytest.raises(NotPositiveDefiniteError, match="is no covariance"):
         jittered_cholesky(A - 2 * A.diagonal().diag() * (torch.arange(6) % 2))
     wide = torch.arange(18.0, dtype=dtype).reshape(3, 6)
-    for B in (wide.T, wide.T.contiguous(), wide.T[:, :1]):
+    for B in (wide.T, wide.T.contiguous(), wide.T[:, :1], wide.T[:, :0]):
         for a, upper in ((L, False), (L.mT, True), (L.mT.contiguous(), True)):
             expected = np.linalg.solve(a.double().numpy(), B.double().numpy())
             np.testing.assert_allclose(tri_solve(a, B, upper=upper), expected, rtol=1e-4, atol=1e-6)
+    assert tri_solve(L[:0, :0], wide.T[:0, :1], upper=False).shape == (0, 1)

@@ -58,7 +58,7 @@ from skgp.inference import defaults
 from skgp.inference.neighbors.search import NeighborSearch, coarser_scales
 from skgp.inference.pathwise import greedy_variance
 from skgp.kernels.gram import gram, gram_diag
-from skgp.linalg.cholesky import jittered_cholesky, log_det
+from skgp.linalg.cholesky import jittered_cholesky, log_det, tri_solve
 from skgp.linalg.runtime import tile_rows
 from skgp.linalg.small_matrices import gather_rows
 
@@ -95,7 +95,7 @@ def local_conditionals(kernel, X: Tensor, Z: Tensor, active: Tensor) -> LocalCon
     # By the inverse factor rather than cholesky_inverse: faster up to H = 64, and the variance is
     # a difference of what cannot be negative by more than rounding.
     eye = torch.eye(L.shape[-1], dtype=L.dtype, device=L.device)
-    inverse = torch.linalg.solve_triangular(L, eye.expand_as(L), upper=False)
+    inverse = tri_solve(L, eye.expand_as(L), upper=False)
     half = inverse @ cross
     weights = (inverse.mT @ half)[..., 0]
     variance = gram_diag(kernel, X) - half[..., 0].square().sum(-1)
@@ -133,14 +133,14 @@ class SharedConditionals:
     def __call__(self, X: Tensor) -> tuple[Tensor, Tensor]:
         """Weights (n, M) and the variance (n,) of f given the values; ``O(n M (M + d))``."""
         psi, variance = self.features(X)
-        return torch.linalg.solve_triangular(self.factor.T, psi.T, upper=True).T, variance
+        return tri_solve(self.factor.T, psi.T, upper=True).T, variance
 
     def features(self, X: Tensor) -> tuple[Tensor, Tensor]:
         r""":math:`\psi = L^{-1} k`, (n, M), the weights of :math:`L^{-1} u`; and the variance."""
         parts = []
         for rows in X.split(tile_rows(8 * len(self.Z), 8 * defaults.NEIGHBOR_TILE)):
             cross = gram(self.kernel, rows, self.Z).mT  # (M, n)
-            psi = torch.linalg.solve_triangular(self.factor, cross, upper=False).T
+            psi = tri_solve(self.factor, cross, upper=False).T
             left = gram_diag(self.kernel, rows) - psi.square().sum(1)
             parts.append((psi, left.clamp_min(0.0)))
         psi, variance = map(torch.cat, zip(*parts, strict=True))

@@ -51,7 +51,7 @@ from skgp.inference.stochastic.basis import Array, KernelColumns, take_rows
 from skgp.inference.weights.design import StreamedDesign, check_sample_weight
 from skgp.inference.weights.gram import StreamingGram
 from skgp.kernels import gram_tile
-from skgp.linalg.cholesky import cho_solve, jittered_cholesky, log_det
+from skgp.linalg.cholesky import cho_solve, jittered_cholesky, log_det, tri_solve
 from skgp.linalg.runtime import memory_budget
 
 
@@ -181,7 +181,7 @@ class EvidenceState:
         self.mean = cho_solve(self._factor, moment) if r else moment
         half = self._gram
         if r:
-            half = torch.linalg.solve_triangular(self._factor, self._gram.mT, upper=False).mT
+            half = tri_solve(self._factor, self._gram.mT, upper=False).mT
         self.S = beta * source.squares - beta**2 * half.square().sum(1)
         self.Q = beta * (source.moment - self._gram @ self.mean)
         self._n_aligned = self._aligned(self._gram, self.indices).sum(1)

@@ -79,6 +79,7 @@ from torch import Tensor
 from skgp.inference.defaults import NYSTROM_JITTER, PROJECTION_JITTER
 from skgp.inference.stochastic.basis import IndexSet, StochasticBasis
 from skgp.kernels import gram
+from skgp.linalg.cholesky import tri_solve
 
 Scalar = float | Tensor
 Factor = Callable[[IndexSet], Tensor]
@@ -243,7 +244,7 @@ def nystrom_factor(basis: StochasticBasis, U: Tensor, theta: Tensor | None = Non
 
     def columns(sample: IndexSet) -> Tensor:
         Kuz = features(sample)
-        return torch.linalg.solve_triangular(L.to(Kuz), Kuz, upper=False)
+        return tri_solve(L.to(Kuz), Kuz, upper=False)
 
     return columns
 

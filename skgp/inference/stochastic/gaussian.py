@@ -80,6 +80,7 @@ from skgp.inference.stochastic.estimators import (
 )
 from skgp.inference.stochastic.state import HyperParameters, SGDState, check_learnable
 from skgp.kernels import gram
+from skgp.linalg.cholesky import tri_solve
 from skgp.optim import ValidationPlateau
 
 
@@ -354,7 +355,7 @@ class SGDSolver(StochasticSolver):
         share = self.n / len(X) / self.hyper.leaves["noise_variance"].exp()
         A = share * gram(self.basis.kernel, X, theta=self.hyper.theta)  # (n_support, n_support)
         L = torch.linalg.cholesky_ex(A + torch.eye(len(X), dtype=A.dtype, device=A.device)).L
-        inverse = torch.linalg.solve_triangular(L.detach(), torch.eye(len(X)).to(L), upper=False)
+        inverse = tri_solve(L.detach(), torch.eye(len(X)).to(L), upper=False)
         dimension = len(X) - inverse.square().sum()  # tr A (A + I)^-1
         resolved = (dimension <= len(X) / 2) | (len(X) >= self.n)
         return [*self.hyper.slopes(L.diagonal().log().sum()), resolved]

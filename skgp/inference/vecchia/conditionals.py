@@ -41,7 +41,7 @@ from skgp.inference.defaults import CACHED_NUMBERS, RESIDUAL_ROUNDING, SHARED_JI
 from skgp.kernels.gradients import weighted_gradient
 from skgp.kernels.gram import gram, gram_diag
 from skgp.linalg import NotPositiveDefiniteError
-from skgp.linalg.cholesky import UnitLower, cho_solve, jittered_cholesky
+from skgp.linalg.cholesky import UnitLower, cho_solve, jittered_cholesky, tri_solve
 from skgp.linalg.runtime import tile_rows
 from skgp.linalg.small_matrices import gather_rows
 
@@ -86,7 +86,7 @@ def global_features(kernel, X: Tensor, Z: Tensor, L: Tensor, theta: Tensor | Non
     if not len(Z):
         return X.new_zeros(len(X), 0)
     K = gram(kernel, X, Z, theta)  # with the origin of Z, whatever rows X holds
-    return torch.linalg.solve_triangular(L, K.mT, upper=False).mT
+    return tri_solve(L, K.mT, upper=False).mT
 
 
 def residual_covariance(K: Tensor, basis: Tensor, noise: Tensor) -> Tensor:
@@ -196,7 +196,7 @@ class Conditionals:
             jittered_cholesky(K)  # where the kernel is no covariance, its error says so
             raise
         last = L[:, -1, :-1, None]  # L_NN^-1 A_Ni
-        B = torch.linalg.solve_triangular(L[:, :-1, :-1].mT, last, upper=True)[..., 0]
+        B = tri_solve(L[:, :-1, :-1].mT, last, upper=True)[..., 0]
         b = (
             torch.cat([-B, torch.ones_like(B[:, :1])], 1)
             if B.shape[1]
@@ -227,8 +227,8 @@ def _solved(L: Tensor, v: Tensor) -> Tensor:
     """(L L')^-1 v of a batch of factors (t, H, H) and vectors (t, H)."""
     if not L.shape[1]:
         return v
-    half = torch.linalg.solve_triangular(L, v[..., None], upper=False)
-    return torch.linalg.solve_triangular(L.mT, half, upper=True)[..., 0]
+    half = tri_solve(L, v[..., None], upper=False)
+    return tri_solve(L.mT, half, upper=True)[..., 0]
 
 
 class VecchiaRoot:

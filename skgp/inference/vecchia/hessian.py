@@ -54,7 +54,7 @@ from skgp.inference.newton_steps import Direction
 from skgp.inference.vecchia.conditionals import VecchiaRoot
 from skgp.inference.weights.design import add_gram
 from skgp.linalg.cg import CGResult, block_cg, log_quadrature
-from skgp.linalg.cholesky import cho_solve, jittered_cholesky, log_det
+from skgp.linalg.cholesky import cho_solve, jittered_cholesky, log_det, tri_solve
 
 
 class Pairs(NamedTuple):
@@ -119,9 +119,7 @@ class DenseHessian:
     def spread(self, probes: tuple[Tensor, Tensor] | None = None) -> Tensor:
         """Roots (N, c, N) of the inverses."""
         identity = torch.eye(len(self._factors[0])).to(self._factors[0])
-        return torch.stack(
-            [torch.linalg.solve_triangular(L.mT, identity, upper=True) for L in self._factors], 1
-        )
+        return torch.stack([tri_solve(L.mT, identity, upper=True) for L in self._factors], 1)
 
 
 class SparseHessian:

@@ -65,7 +65,7 @@ from skgp.inference.vecchia.conditionals import (
 )
 from skgp.inference.vecchia.neighbors import informative
 from skgp.kernels.gram import gram, gram_diag
-from skgp.linalg.cholesky import cho_solve, jittered_cholesky, log_det
+from skgp.linalg.cholesky import cho_solve, jittered_cholesky, log_det, tri_solve
 from skgp.linalg.runtime import (
     TensorState,
     differentiable_in_rows,
@@ -207,7 +207,7 @@ class VecchiaPosterior(TensorState):
 
     def _unknown(self, active: Tensor, weights: Tensor, contrast: Tensor) -> Tensor:
         """A root (t, k) of the covariance of rows that the errors leave."""
-        return torch.linalg.solve_triangular(self.root, contrast.mT, upper=False).mT
+        return tri_solve(self.root, contrast.mT, upper=False).mT
 
     @torch.no_grad()
     def mean_and_covariance(self, X: Tensor) -> tuple[Tensor, Tensor]:

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from skgp.inference.defaults import GRAM_TILE, KEPT_FEATURES, MADE_OF, TILE_BYTES
 from skgp.inference.weights.bases import Basis
+from skgp.linalg.cholesky import tri_solve
 from skgp.linalg.runtime import memory_budget, tile_rows
 
 
@@ -252,12 +253,12 @@ class _Covariances:
 
     def unwhiten(self, V: Tensor) -> Tensor:
         """``L^{-T} V``."""
-        found = torch.linalg.solve_triangular(self._root.mT, V.to(self._root), upper=True)
+        found = tri_solve(self._root.mT, V.to(self._root), upper=True)
         return found.to(self.like)
 
     def whiten(self, sums: Tensor) -> Tensor:
         """``L^{-1}`` times the sums."""
-        return torch.linalg.solve_triangular(self._root, sums, upper=False)
+        return tri_solve(self._root, sums, upper=False)
 
 
 def thin_product(A: Tensor, B: Tensor) -> Tensor:

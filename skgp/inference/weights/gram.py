@@ -32,7 +32,7 @@ from skgp.inference.weights.bases import Basis
 from skgp.inference.weights.design import add_gram, check_sample_weight, mirror, row_chunks
 from skgp.inference.weights.posterior import LinearWeightsPosterior, WeightGaussian
 from skgp.linalg import NumericalWarning, warn_caller
-from skgp.linalg.cholesky import jittered_cholesky, log_det, reverse_cholesky
+from skgp.linalg.cholesky import jittered_cholesky, log_det, reverse_cholesky, tri_solve
 from skgp.linalg.runtime import TensorState
 
 
@@ -158,7 +158,7 @@ def log_marginal_likelihood(statistics: StreamingGram, noise_variance: float) ->
     B.diagonal().add_(noise_variance)
     L = jittered_cholesky(B).factor
     moments = statistics.moment.reshape(len(L), -1)  # (m, t)
-    whitened = torch.linalg.solve_triangular(L, moments, upper=False)
+    whitened = tri_solve(L, moments, upper=False)
     misfit = statistics.sum_square - float(whitened.square().sum())
     log_volume = float(log_det(L)) - len(L) * math.log(noise_variance)
     normaliser = statistics.n_rows * math.log(2 * math.pi * noise_variance)
@@ -243,12 +243,10 @@ def optimal_gaussian(
     else:
         G = G.diagonal_scatter(G.diagonal() + prior_precision)
     U, jitter = reverse_cholesky(G)
-    half = torch.linalg.solve_triangular(
-        U, projection.reshape(m, -1) / noise_variance, upper=True
-    )  # (m, t)
-    mean = torch.linalg.solve_triangular(U.T, half, upper=False).reshape(projection.shape)
+    half = tri_solve(U, projection.reshape(m, -1) / noise_variance, upper=True)  # (m, t)
+    mean = tri_solve(U.T, half, upper=False).reshape(projection.shape)
     units = torch.eye(m, n_dense, dtype=G.dtype, device=G.device)
-    columns = torch.linalg.solve_triangular(U.T, units, upper=False)  # (m, k)
+    columns = tri_solve(U.T, units, upper=False)  # (m, k)
     return WeightGaussian(mean, columns, optimal_std(G.diagonal()[n_dense:])), jitter
 
 

@@ -47,7 +47,7 @@ from skgp.inference import defaults
 from skgp.inference.weights.design import StreamedDesign, add_gram, check_sample_weight
 from skgp.inference.weights.posterior import LinearWeightsPosterior
 from skgp.likelihoods.closed_form import Laplace, expected_absolute_residual
-from skgp.linalg.cholesky import cho_solve, jittered_cholesky, log_det
+from skgp.linalg.cholesky import cho_solve, jittered_cholesky, log_det, tri_solve
 from skgp.linalg.runtime import Callback
 
 
@@ -129,7 +129,7 @@ class _Gaussian:
         precision.diagonal().add_(1.0)
         factor = jittered_cholesky(precision).factor
         identity = torch.eye(len(factor), dtype=factor.dtype, device=factor.device)
-        root = torch.linalg.solve_triangular(factor.mT, identity, upper=True)
+        root = tri_solve(factor.mT, identity, upper=True)
         return cls(cho_solve(factor, sites.total), root, float(log_det(factor)))
 
     def moments(self, F: Tensor) -> tuple[Tensor, Tensor]:

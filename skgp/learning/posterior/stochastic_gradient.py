@@ -44,6 +44,7 @@ from skgp.kernels.operators import RowOperator
 from skgp.learning.posterior import defaults as tuned
 from skgp.learning.posterior.log_posterior import LogPosterior
 from skgp.linalg import NotPositiveDefiniteError, NumericalWarning
+from skgp.linalg.cholesky import tri_solve
 from skgp.linalg.preconditioners import LowRankPreconditioner, without_subnormals
 from skgp.linalg.runtime import tile_rows, to_arrays
 from skgp.linalg.ulisse import ulisse
@@ -181,7 +182,7 @@ class _Nystrom:
         L = nystrom_root(kernel, self._M.double(), theta, operator.dtype)
         eye = torch.eye(len(L), dtype=L.dtype, device=L.device)
         #: Inverse of L_m, (r, r) in float64.
-        self._inverse_root = torch.linalg.solve_triangular(L, eye, upper=False)
+        self._inverse_root = tri_solve(L, eye, upper=False)
         root = without_subnormals(self._inverse_root, operator.dtype)
         self.factor = without_subnormals(root @ operator.rows(pivots))
 
