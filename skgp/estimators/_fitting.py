@@ -107,6 +107,10 @@ def _limited(method: Callable, threads_of: Callable) -> Callable:
     @functools.wraps(method)
     def limited(self, *args, **kwargs):
         X = args[0] if args else kwargs.get("X", ())
+        if X is None:
+            raise ValueError(
+                "X is None, which methods with inplace=True return; give a table of numbers (n, d)."
+            )
         threads = threads_of(self, X)
         with threads, memory_limit(self.memory_budget, _memory_device(self, X)):
             return method(self, *args, **kwargs)

@@ -9,6 +9,7 @@ from numpy.typing import ArrayLike
 from sklearn.base import RegressorMixin
 from sklearn.metrics import r2_score
 from sklearn.utils import check_random_state
+from sklearn.utils.validation import check_is_fitted
 
 from skgp.blocks import is_dask
 from skgp.estimators._blocks import in_memory, over_rows
@@ -46,6 +47,7 @@ class RegressionPredictions(RegressorMixin, RegressionData):
     @property
     def noise_variance_(self) -> float:
         """Variance of the observation noise, in squared units of y."""
+        check_is_fitted(self)
         return self._additive_variance() * self.y_scale_**2
 
     @over_rows

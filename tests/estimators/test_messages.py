@@ -9,7 +9,8 @@ import pytest
 import sklearn
 import torch
 from scipy.sparse import csr_array
-from sklearn.gaussian_process.kernels import ExpSineSquared, WhiteKernel
+from sklearn.exceptions import NotFittedError
+from sklearn.gaussian_process.kernels import RBF, ExpSineSquared, WhiteKernel
 from sklearn.utils.fixes import parse_version
 
 import skgp
@@ -46,6 +47,57 @@ def test_a_machine_without_cuda_is_told(name, monkeypatch):
     y = (Y > 0.5).astype(int) if name.endswith("Classifier") else Y
     with pytest.raises(ValueError, match="device='cuda' needs CUDA, and torch finds none"):
         getattr(skgp, name)(device="cuda").fit(X, y)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    ("kernel", "told"),
+    [
+        ("rbf", r"Got 'rbf' instead\. Give an object of these classes, such as 1.0 \* RBF\(\)"),
+        (RBF, r"Got <class .*RBF'> instead\. Give an object of the class: call it"),
+        (RBF(-1.0), r"length_scale=-1\.0; hyper-parameters must be positive"),
+        (
+            RBF(1.0, (10.0, 0.1)),
+            r"has \[\[10\.0, 0\.1\]\] for bounds of length_scale; give",
+        ),
+        (2.0 * RBF(1.0, "free"), r"for bounds of k2__length_scale; give \(low, high\).*\"fixed\""),
+    ],
+)
+def test_a_kernel_that_is_none_is_told(name, kernel, told):
+    y = (Y > 0.5).astype(int) if name.endswith("Classifier") else Y
+    with pytest.raises(ValueError, match=told):
+        getattr(skgp, name)(kernel).fit(X, y)
+
+
+@pytest.mark.parametrize(
+    ("name", "params", "told"),
+    [
+        ("QSGPRegressor", {"optimizer": "adam"}, "Got 'adam' instead. Leave it at the default"),
+        ("GaussianProcessRegressor", {"optimizer": "adam"}, "Got 'adam' .* Leave it at the def"),
+        ("DLMGPRegressor", {"n_inducing": X[:2]}, "instead. Give a whole number of points"),
+        ("SWSGPClassifier", {"dtype": np.float32}, 'instead. Give the name, such as "float32"'),
+        ("VecchiaGPRegressor", {"device": 0}, 'Got 0 instead. Give a name, such as "cuda:0"'),
+        ("BayesianGPRegressor", {"random_state": torch.Generator()}, "instead. Give a whole numb"),
+        ("StateSpaceGPRegressor", {"covariates": ["a"]}, r"instead. Give a dict of columns and k"),
+        ("DLMGPRegressor", {"n_gradient_samples": 0}, "Got 0 instead.$"),
+    ],
+)
+def test_a_value_of_another_library_has_a_remedy(name, params, told):
+    with pytest.raises(ValueError, match=told):
+        getattr(skgp, name)(**params).fit(X, Y > 0.5)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_no_inputs_are_told(name):
+    with pytest.raises(ValueError, match="X is None, which methods with inplace=True return"):
+        getattr(skgp, name)().fit(None, Y > 0.5)
+
+
+@pytest.mark.parametrize("name", REGRESSORS)
+def test_noise_is_that_of_a_fit(name):
+    with pytest.raises(NotFittedError, match=f"This {name} instance is not fitted yet"):
+        getattr(skgp, name)().noise_variance_  # noqa: B018
+    assert not hasattr(getattr(skgp, name)(), "noise_variance_")
 
 
 TAKERS = "DLMGPRegressor, SWSGPRegressor, StateSpaceGPRegressor, VecchiaGPRegressor"
