@@ -68,11 +68,11 @@ def check_hyperparameters(kernel: Kernel) -> None:
                 f"kernel={kernel} has {hyper.name}={value.tolist()}; hyper-parameters must be "
                 "positive numbers."
             )
-        is_pair = not isinstance(bounds, str) and np.shape(bounds)[-1:] == (2,)
-        if not is_pair or not (0 <= bounds[:, 0]).all() or not (bounds[:, 0] <= bounds[:, 1]).all():
+        low, high = bounds.T if np.shape(bounds)[-1:] == (2,) else (np.inf, 0.0)
+        if not np.all(((0 <= low) | (low == -np.inf)) & (low <= high)):
             raise ValueError(
-                f"kernel={kernel} has {bounds if isinstance(bounds, str) else bounds.tolist()} for "
-                f'bounds of {hyper.name}; give (low, high), positive and in this order, or "fixed".'
+                f"kernel={kernel} has {np.asarray(bounds).tolist()} for bounds "
+                f'of {hyper.name}; give (low, high), positive and in this order, or "fixed".'
             )
 
 
