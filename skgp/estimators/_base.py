@@ -238,10 +238,10 @@ class BaseGP(DescribedEstimator, CallbackSupportMixin, BaseEstimator, metaclass=
         try:
             kernel(X[:1])
         except ValueError as error:
+            advice = " Give one length scale, or one a column." * ("Anisotropic" in str(error))
             raise ValueError(
                 f"kernel={kernel} does not fit X of {X.shape[1]} columns: "
-                f"{str(error).rstrip('.')}. Give one length scale, or one a column, "
-                f"and to ActiveDims columns from 0 to {X.shape[1] - 1}."
+                f"{str(error).rstrip('.')}.{advice}"
             ) from error
         return at_origin(kernel, X)
 

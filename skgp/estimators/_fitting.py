@@ -140,7 +140,7 @@ def shape_of(X: Any) -> tuple[float, float]:
 
 def _threads_of_prediction(estimator, X) -> AbstractContextManager[None]:
     """As of a fit; those of few rows have no operation for which a pool would wake its threads."""
-    if hasattr(X, "__len__") and 0 < len(X) <= FEW_PREDICTED:
+    if 0 < shape_of(X)[0] <= FEW_PREDICTED:
         return one_thread(pools=False)
     return _threads_of(estimator, X)
 

@@ -63,7 +63,8 @@ def check_hyperparameters(kernel: Kernel) -> None:
         value, bounds = np.asarray(values[hyper.name], dtype=float), hyper.bounds
         if hyper.fixed:
             continue
-        if not (value >= 0).all():
+        may_vanish = not hyper.name.endswith(("length_scale", "period", "periodicity", "decay"))
+        if not ((value > 0) | (may_vanish & (value == 0))).all():
             raise ValueError(
                 f"kernel={kernel} has {hyper.name}={value.tolist()}; hyper-parameters must be "
                 "positive numbers."
@@ -85,6 +86,7 @@ _REMEDIES = {
     "random_state": "Give a whole number.",
     "device": 'Give a name, such as "cuda:0".',
     "dtype": 'Give the name, such as "float32".',
+    "memory_budget": "It is in bytes, such as 4e9.",
     "covariates": 'Give a dict of columns and kinds, such as {"temp": "smooth"}.',
 }
 
@@ -288,7 +290,7 @@ class DescribedEstimator:
         "random_state": ["random_state"],
         "device": [str, torch.device],
         "n_jobs": [Integral, None],
-        "memory_budget": [Interval(Real, 0, None, closed="neither"), None],
+        "memory_budget": [Interval(Real, 1e3, None, closed="left"), None],
         "verbose": ["verbose"],
     }
     kernel: Kernel | None

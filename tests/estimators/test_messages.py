@@ -56,6 +56,7 @@ def test_a_machine_without_cuda_is_told(name, monkeypatch):
         ("rbf", r"Got 'rbf' instead\. Give an object of these classes, such as 1.0 \* RBF\(\)"),
         (RBF, r"Got <class .*RBF'> instead\. Give an object of the class: call it"),
         (RBF(-1.0), r"length_scale=-1\.0; hyper-parameters must be positive"),
+        (1.0 * RBF(0.0), r"k2__length_scale=0\.0; hyper-parameters must be positive"),
         (
             RBF(1.0, (10.0, 0.1)),
             r"has \[\[10\.0, 0\.1\]\] for bounds of length_scale; give",
@@ -79,6 +80,7 @@ def test_a_kernel_that_is_none_is_told(name, kernel, told):
         ("VecchiaGPRegressor", {"device": 0}, 'Got 0 instead. Give a name, such as "cuda:0"'),
         ("BayesianGPRegressor", {"random_state": torch.Generator()}, "instead. Give a whole numb"),
         ("StateSpaceGPRegressor", {"covariates": ["a"]}, r"instead. Give a dict of columns and k"),
+        ("QSGPClassifier", {"memory_budget": 4}, r"Got 4 instead. It is in bytes, such as 4e9"),
         ("DLMGPRegressor", {"n_gradient_samples": 0}, "Got 0 instead.$"),
     ],
 )
@@ -132,8 +134,10 @@ def test_missing_inputs_are_found(name):
     model.fit(table[["a"]], y)
     with pytest.raises(ValueError, match=r"infinity.*column\(s\) 'a'; first in row 1 .*Imputer"):
         model.predict(pd.DataFrame({"a": [0.0, np.inf, 1.0]}))
-    with pytest.raises(TypeError, match=r"Sparse data .*OneHotEncoder\(sparse_output=False\)"):
-        model.fit(csr_array(X), y)
+    fitted = getattr(skgp, name)(optimizer=None).fit(X, y)
+    for method in (lambda X: model.fit(X, y), fitted.predict):
+        with pytest.raises(TypeError, match=r"Sparse data .*OneHotEncoder\(sparse_output=False\)"):
+            method(csr_array(X))
     with pytest.raises(ValueError, match="rows are of one length"):
         model.fit([[1.0, 2.0], [3.0]], [0, 1])
 
