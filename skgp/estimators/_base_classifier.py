@@ -91,10 +91,10 @@ class BaseGPClassifier(ClassifierMixin, ClassificationData):
     coupling_ : float
         Beyond two classes :math:`\lambda` in :math:`P(y = j) \propto p_j (1 - p_j)^{-\lambda}`,
         where :math:`p_j` is the probability of class j against the rest. Of 0, 1/4, ..., 1 it is
-        that which predicts labels left out best, and 1/2 where none are. 0 of two classes.
+        that which predicts held-out labels best, and 1/2 where none are. 0 of two classes.
     moderation_ : float
         Probabilities average over f with this factor of its posterior variance; 0 takes f at its
-        mean. Of 0, 1/16, 1/4 and 1 it is that which predicts labels left out best.
+        mean. Of 0, 1/16, 1/4 and 1 it is that which predicts held-out labels best.
     offset_ : ndarray of shape (1,) or (n_classes,)
         Prior means of the latent functions, which predict the base rates.
     """

@@ -79,6 +79,7 @@ def check_hyperparameters(kernel: Kernel) -> None:
 
 #: What to give in place of a value that no parameter takes, where the message does not tell.
 _REMEDIES = {
+    "alpha": "Of observations one by one give an array: np.asarray(alpha).",
     "kernel": "Give an object of these classes, such as 1.0 * RBF() + WhiteKernel(), or None; the "
     'documentation translates other libraries\' ("From GPyTorch").',
     "optimizer": "Leave it at the default to search for hyper-parameters; None keeps the kernel's.",
