@@ -55,12 +55,17 @@ _MODULES = {
 }
 
 
+_PUBLIC = ("datasets", "displays", "estimators", "kernels", "likelihoods", "priors")
+
+
 def __getattr__(name: str) -> Any:
-    """Load an estimator at its first use: ``import skgp.linalg`` does not pay for it."""
+    """Load an estimator or module at its first use: ``import skgp.linalg`` does not pay for it."""
+    if name in _PUBLIC:
+        return importlib.import_module(f"skgp.{name}")
     if name not in _MODULES:
         raise AttributeError(f"module 'skgp' has no attribute {name!r}; it has {__all__}")
     return getattr(importlib.import_module(_MODULES[name]), name)
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *__all__])
+    return sorted({*globals(), *__all__, *_PUBLIC})

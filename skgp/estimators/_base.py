@@ -95,7 +95,8 @@ def resolve_device(
         if str(device).startswith("cuda") and not torch.cuda.is_available():
             reason = "needs CUDA, and torch finds none on this machine."
         else:
-            reason = f"cannot be used for arrays of float64: {str(error).rstrip('.')}."
+            cause = str(error).split(". ")[0].rstrip(".")  # torch goes on for pages
+            reason = f"cannot be used for arrays of float64: {cause}."
         raise ValueError(
             f'device={device!r} {reason} Use device="auto" or "cpu", or install a build of torch '
             "for the device."
@@ -129,7 +130,6 @@ class BaseGP(DescribedEstimator, CallbackSupportMixin, BaseEstimator, metaclass=
     }
 
     # Parameters and fitted attributes of every estimator.
-    kernel: Kernel | None
     optimizer: str | None
     random_state: int | np.random.RandomState | None
     device: str | torch.device
@@ -238,9 +238,10 @@ class BaseGP(DescribedEstimator, CallbackSupportMixin, BaseEstimator, metaclass=
         try:
             kernel(X[:1])
         except ValueError as error:
+            advice = " Give one length scale, or one a column." * ("Anisotropic" in str(error))
             raise ValueError(
                 f"kernel={kernel} does not fit X of {X.shape[1]} columns: "
-                f"{str(error).rstrip('.')}. Give one length scale, or one a column."
+                f"{str(error).rstrip('.')}.{advice}"
             ) from error
         return at_origin(kernel, X)
 

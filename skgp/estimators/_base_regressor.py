@@ -68,10 +68,11 @@ from skgp.estimators import defaults
 from skgp.estimators._base import Backend, arrays
 from skgp.estimators._blocks import in_memory, training_blocks
 from skgp.estimators._fitting import fit_context, fit_session
-from skgp.estimators._kernels import default_kernels, refuse_noise, units_of, with_noise
+from skgp.estimators._kernels import default_kernels, refuse_noise, with_noise
 from skgp.estimators._parameters import Interval, StrOptions
 from skgp.estimators._regression_predictions import RegressionPredictions
 from skgp.estimators._target_scale import LogScale
+from skgp.kernels.scales import target_units
 from skgp.likelihoods import Gaussian, NumericLikelihood, Poisson, StudentT
 
 
@@ -169,7 +170,8 @@ class BaseGPRegressor(RegressionPredictions):
         """Kernels to choose among, with noise: the one given, or the default ones."""
         X, weight = arrays(data)
         if self.kernel is None:
-            units = units_of(data) if self._is_additive and not self.normalize_y else (1.0, 1.0)
+            given = self._is_additive and not self.normalize_y
+            units = target_units(data.y.numpy(), weight) if given else (1.0, 1.0)
             return default_kernels(X, weight, bounds=self._signal_bounds, units=units)
         return [with_noise(self._given_kernel(X))]
 

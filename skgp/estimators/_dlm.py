@@ -235,8 +235,7 @@ class DLMGPClassifier(SparseGPMixin, StreamingGPClassifier):
     by default with :math:`\ell_i = -\log E_q[p(y_i \mid f_i)]`, the log-loss of the prediction,
     where the ELBO has :math:`-E_q[\log p(y_i \mid f_i)]`. Beyond two classes each is
     set against the rest, over shared inducing points, with the probability
-    :math:`p_j = E_q[g(f_j)]`; predicted are :math:`P(y = j) \propto p_j (1 - p_j)^{-\lambda}`, with
-    :math:`\lambda = 1` those of independent classifiers of which exactly one is positive.
+    :math:`p_j = E_q[g(f_j)]`, and ``coupling_`` combines them.
 
     Parameters
     ----------
@@ -266,13 +265,7 @@ class DLMGPClassifier(SparseGPMixin, StreamingGPClassifier):
     loss_ : float
         The objective's value, in nats, summed over the observations, and over the classes beyond
         two.
-    {elbo_, validation_loss_}
-    coupling_ : float
-        The exponent :math:`\lambda`, 0 for two classes: of 0, 1/4, ..., 1 that which predicts the
-        observations best, each left out of q in turn. Below 100 observations it is 1/2.
-    moderation_ : float
-        Share of the posterior variance of f over which probabilities average, chosen along with
-        `coupling_` from 0, 1/16, 1/4 and 1; 1 for two classes, and below 100 observations.
+    {elbo_, validation_loss_, coupling_, moderation_}
     {n_iter_, history_, interrupted_, n_features_in_, feature_names_in_}
 
     See Also
@@ -285,6 +278,9 @@ class DLMGPClassifier(SparseGPMixin, StreamingGPClassifier):
     Of at most two observations for each inducing point the ELBO takes the place of the default
     objective, the log-loss at ``beta=1``, whose q(u) is too wide there. With another ``beta`` or
     ``gradient``, or ``early_stopping`` given in a joint search, the log-loss is minimised.
+
+    Labels are left out of q in turn to choose ``coupling_`` and ``moderation_``; below 100
+    observations, and of two classes, none are, and ``moderation_`` is 1.
 
     ``partial_fit`` changes the posterior, which is the prior of the next call; observations are not
     kept. In the first call every class counts as one observation more for the base rates: a class

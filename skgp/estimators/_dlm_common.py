@@ -116,6 +116,7 @@ class SparseGPMixin(WarpedInputs):
     early_stopping: bool | Auto
     validation_fraction: float
     _n_rows: int  # seen so far, equal ones of a call merged
+    _total: float  # number of these observations, those of weight w counted w times
     #: Of the inputs that the posterior sees; None of those as given.
     _units: InputUnits | None = None
 
@@ -263,7 +264,7 @@ class SparseGPMixin(WarpedInputs):
         else:
             fit, self.beta_path_ = fit_sparse(problem), {}
         self._keep(fit, units)
-        self._n_rows = len(data)
+        self._n_rows, self._total = len(data), data.total
         if self.n_inducing != "auto" and self.n_inducing_ < self.n_inducing:
             warn_of_few_rows(self.n_inducing, len(distinct_rows(arrays(data)[0])))
         return fit
@@ -316,6 +317,7 @@ class SparseGPMixin(WarpedInputs):
             self._likelihood_parameters = state.likelihood.cpu().double().numpy()
         room = self._most_inducing(objective) - len(state.Z)
         self._n_rows += len(data)
+        self._total += data.total
         # As if as many rows again were to come: of 2000 rows in the order of a column, ten batches,
         # the first to come took all, and the NLPD all over was .1 to .4 nats more.
         room = math.ceil(max(room, 0) * len(data) / self._n_rows)
@@ -330,14 +332,14 @@ class SparseGPMixin(WarpedInputs):
         self._keep_points()
 
     def _misfit(self, state: SparseState, data: Data, objective: Objective) -> float:
-        """What the variances of all rows are over those predicted, by rows (n,) not yet seen.
+        """Variances of all observations over those predicted, by `data` not yet seen.
 
         1 if that is less: in the order of a column rows are predicted by those next to them.
         """
         mean, var = state.posterior().mean_and_variance(data.X.double())
         var = var + objective.likelihood.gaussian_noise(state.likelihood)
         squares = float(data.weighted_sum((data.y - mean).square() / var))
-        return max(1.0, (self._n_rows + squares) / (self._n_rows + data.total))
+        return max(1.0, (self._total + squares) / (self._total + data.total))
 
     def _most_inducing(self, objective: Objective) -> int:
         """Inducing points up to which a stream may add some."""

@@ -107,6 +107,10 @@ def _limited(method: Callable, threads_of: Callable) -> Callable:
     @functools.wraps(method)
     def limited(self, *args, **kwargs):
         X = args[0] if args else kwargs.get("X", ())
+        if X is None:
+            raise ValueError(
+                "X is None, which methods with inplace=True return; give a table of numbers (n, d)."
+            )
         threads = threads_of(self, X)
         with threads, memory_limit(self.memory_budget, _memory_device(self, X)):
             return method(self, *args, **kwargs)
@@ -136,7 +140,7 @@ def shape_of(X: Any) -> tuple[float, float]:
 
 def _threads_of_prediction(estimator, X) -> AbstractContextManager[None]:
     """As of a fit; those of few rows have no operation for which a pool would wake its threads."""
-    if hasattr(X, "__len__") and 0 < len(X) <= FEW_PREDICTED:
+    if 0 < shape_of(X)[0] <= FEW_PREDICTED:
         return one_thread(pools=False)
     return _threads_of(estimator, X)
 

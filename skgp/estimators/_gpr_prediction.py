@@ -9,8 +9,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
-from scipy.special import ndtri
-from scipy.stats import norm
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel
 from sklearn.utils import check_consistent_length, check_random_state
 from sklearn.utils.validation import check_is_fitted
@@ -19,9 +17,11 @@ from skgp.estimators._fitting import within_limits
 from skgp.estimators._front_door import validated
 from skgp.estimators._kernels import white_variance
 from skgp.estimators._predictive import (
-    check_gradients_asked,
-    covariance_root,
+    gaussian_draws,
+    normal_log_density,
+    normal_quantiles,
     of_targets,
+    parts_asked,
     std_gradient,
 )
 from skgp.estimators._validation import (
@@ -104,14 +104,10 @@ class RegressorPredictions:
         std_grad : ndarray of shape (p, d) or (p, t, d)
             Only when ``return_std_grad`` is True. 0 where the standard deviation is.
         """
-        if return_std and return_cov:
-            raise RuntimeError("At most one of return_std or return_cov can be requested.")
-        if return_mean_grad or return_std_grad:
-            check_gradients_asked(return_std, return_cov, return_std_grad)
-            found = self._predictive_gradients(validated(self, X))
-            asked = True, return_std, return_mean_grad, return_std_grad
-            return tuple(itertools.compress(found, asked))
+        asked = parts_asked(return_std, return_cov, return_mean_grad, return_std_grad)
         X = validated(self, X)
+        if asked:
+            return tuple(itertools.compress(self._predictive_gradients(X), asked))
         if not hasattr(self, "kernel_"):
             return self._prior(X, return_std, return_cov)
         if self._other is not None:
@@ -218,11 +214,10 @@ class RegressorPredictions:
         return noise[0] if np.shape(noise) == (1,) else noise
 
     def _observed(self, X: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
-        """Mean and standard deviation of new observations, noise included."""
+        """Mean and variance of new observations, noise included."""
         check_is_fitted(self, "kernel_")
         mean, std = self.predict(X, return_std=True)
-        var = std**2 + self._alpha * np.square(self._y_train_std)
-        return mean, np.sqrt(np.maximum(var, np.finfo(float).tiny))
+        return mean, std**2 + self._alpha * np.square(self._y_train_std)
 
     def predict_interval(
         self, X: ArrayLike, coverage: float = 0.95
@@ -258,8 +253,7 @@ class RegressorPredictions:
         ndarray of shape (p, q) or (p, t, q), without the last axis for one number
         """
         levels = checked_levels(quantiles)
-        mean, std = self._observed(X)
-        return mean[(...,) + (None,) * levels.ndim] + np.multiply.outer(std, ndtri(levels))
+        return normal_quantiles(*self._observed(X), levels)
 
     @_by_estimator
     def log_predictive_density(self, X: ArrayLike, y: ArrayLike) -> np.ndarray:
@@ -276,11 +270,11 @@ class RegressorPredictions:
             In nats, for y in its own units. The noise of an array `alpha`, which says nothing of
             new points, is left out.
         """
-        mean, std = self._observed(X)
+        mean, var = self._observed(X)
         with told_of_text(None, y, numeric=True):
             check_consistent_length(mean, y)
             targets = np.asarray(y, dtype=float).reshape(mean.shape)
-        return np.asarray(norm.logpdf(targets, mean, std))
+        return normal_log_density(targets, mean, var)
 
     # ---- the function f
 
@@ -340,11 +334,10 @@ class RegressorPredictions:
         check_n_samples(n_samples)
         rng = check_random_state(random_state)
         mean, covariance = self.latent_mean_and_covariance(X)
-        shape = len(mean), n_samples
         if mean.ndim == 1:
-            return mean[:, None] + covariance_root(covariance) @ rng.standard_normal(shape)
-        roots = [covariance_root(each) for each in np.moveaxis(covariance, 2, 0)]
-        return mean[:, :, None] + np.stack([R @ rng.standard_normal(shape) for R in roots], 1)
+            return gaussian_draws(mean, covariance, n_samples, rng)
+        targets = zip(mean.T, np.moveaxis(covariance, 2, 0), strict=True)
+        return np.stack([gaussian_draws(*each, n_samples, rng) for each in targets], 1)
 
     def _white_variance(self) -> Any:
         """Variance of the noise of the kernel, in squared units of y; ValueError if unknown."""

@@ -23,7 +23,7 @@ from skgp.data import Data
 from skgp.estimators import defaults
 from skgp.estimators._base import arrays, to_tensor
 from skgp.inference.sparse import SparseState
-from skgp.kernels.scales import capped_weights, in_units, robust_std
+from skgp.kernels.scales import capped_weights, in_units, robust_std, varies
 
 
 @dataclass(frozen=True)
@@ -39,13 +39,13 @@ class InputUnits:
         """Units of observations, for kernels scaled to their columns."""
         X, weight = arrays(data)
         middle, spread = np.median(X, axis=0), robust_std(X, capped_weights(weight))
-        # Rounding leaves a constant column a spread of about eps times its value, to be seen so
-        # by default kernels: less its median the column would be like others.
-        varies = spread > 1e-12 * np.abs(middle)
-        origin, spread = np.where(varies, middle, 0.0), np.where(varies, spread, 1.0)
+        # A constant column keeps its value, to be seen so by default kernels: less its median the
+        # rounding would be a column like others.
+        is_free = varies(spread, middle)
+        origin, spread = np.where(is_free, middle, 0.0), np.where(is_free, spread, 1.0)
         unit = spread
         if any(np.size(scale) < X.shape[1] for kernel in kernels for scale in _scales(kernel)):
-            unit = np.full(X.shape[1], np.linalg.norm(spread[varies]) or 1.0)
+            unit = np.full(X.shape[1], np.linalg.norm(spread[is_free]) or 1.0)
         # A power of two, which units do not change either.
         return cls(origin, unit, np.exp2(np.rint(np.log2(spread / unit))))
 

@@ -1,6 +1,5 @@
 """The kernels that an estimator chooses among when ``kernel=None``, and the parts of one given."""
 
-from dataclasses import replace
 from functools import reduce
 from operator import add
 from typing import Any
@@ -18,13 +17,10 @@ from sklearn.gaussian_process.kernels import (
     WhiteKernel,
 )
 
-from skgp.data import Data
 from skgp.estimators import defaults
-from skgp.estimators._base import arrays
 from skgp.kernels import ActiveDims, state_space
 from skgp.kernels.expression import split_noise, summands
-from skgp.kernels.scales import capped_weights, robust_range, robust_std
-from skgp.learning.posterior.defaults import ROUNDING
+from skgp.kernels.scales import capped_weights, robust_range, robust_std, varies
 
 
 def default_kernels(
@@ -37,10 +33,10 @@ def default_kernels(
     """Return families of decreasing smoothness, scaled to the columns of X, with noise.
 
     ``constant * RBF + white`` and the same with Matern of nu 5/2, 3/2 and 1/2. Variances start at
-    those of a standardised target, that of f within ``bounds``, times `units`: the mean square of
-    the target, and its variance. Length scales start at ``sqrt(d)`` times the columns' spreads,
-    which puts two typical observations about one length scale apart. How many of these differ is
-    for `skgp.learning.kernel_choice` to say.
+    those of a standardised target, that of f within ``bounds``, times `units` (`target_units`).
+    Length scales start at ``sqrt(d)`` times the columns' spreads, which puts two typical
+    observations about one length scale apart. How many of these differ is for
+    `skgp.learning.kernel_choice` to say.
     """
     length_scale = np.sqrt(X.shape[1]) * column_spreads(X, sample_weight)
     low, high = defaults.NOISE_BOUNDS
@@ -50,16 +46,6 @@ def default_kernels(
         + WhiteKernel(0.1 * units[1], (units[1] * low, units[1] * high))
         for nu in (np.inf, 2.5, 1.5, 0.5)
     ]
-
-
-def units_of(data: Data) -> tuple[float, float]:
-    """Mean square of the targets, and their variance; the mean square again if it is rounding."""
-    mean = np.average(data.y.cpu().numpy(), axis=0, weights=arrays(data)[1])
-    deviation = data.y - data.y.new_tensor(mean)
-    variance = replace(data, y=deviation).mean_square
-    square = data.mean_square
-    differ = bool(deviation.any()) and variance > ROUNDING**2 * square
-    return square, variance if differ else square
 
 
 def default_classification_kernels(
@@ -123,10 +109,8 @@ def column_spreads(X: np.ndarray, sample_weight: np.ndarray | None = None) -> np
     low, high = np.quantile(X, [0.05, 0.95], axis=0, weights=sample_weight, method="inverted_cdf")
     middle = (high - low) / 3.29
     spread = np.where(middle > 0, np.minimum(std, middle), std)
-    # Rounding leaves a constant column a spread of about eps times its value.
-    constant = spread <= 1e-12 * np.abs(mean)
     # Eight digits: a search that starts from them does not tell a weight from repeated rows.
-    mantissa, exponent = np.frexp(np.where(constant | (spread == 0), 1.0, spread))
+    mantissa, exponent = np.frexp(np.where(varies(spread, mean), spread, 1.0))
     return np.ldexp(np.round(mantissa * 2**26) / 2**26, exponent)
 
 

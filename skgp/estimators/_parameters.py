@@ -26,7 +26,7 @@ from sklearn.base import BaseEstimator
 from sklearn.base import _fit_context as validated_context
 from sklearn.gaussian_process.kernels import CompoundKernel, Kernel
 from sklearn.utils import _safe_indexing
-from sklearn.utils._param_validation import Interval, StrOptions
+from sklearn.utils._param_validation import Interval, InvalidParameterError, StrOptions
 from sklearn.utils.validation import _check_sample_weight
 
 from skgp.kernels import split_noise
@@ -54,6 +54,50 @@ def warn_at_bounds(kernel: Kernel, given: Kernel | None) -> None:
     added = split_noise(given)[1] is None
     for part in kernel.kernels if isinstance(kernel, CompoundKernel) else [kernel]:
         (split_noise(part)[0] if added else part)._check_bounds_params()
+
+
+def check_hyperparameters(kernel: Kernel) -> None:
+    """ValueError of what is to be searched for and has no logarithm, or no bounds to search in."""
+    values = kernel.get_params()
+    for hyper in kernel.hyperparameters:
+        value, bounds = np.asarray(values[hyper.name], dtype=float), hyper.bounds
+        if hyper.fixed:
+            continue
+        may_vanish = not hyper.name.endswith(("length_scale", "period", "periodicity", "decay"))
+        if not ((value > 0) | (may_vanish & (value == 0))).all():
+            raise ValueError(
+                f"kernel={kernel} has {hyper.name}={value.tolist()}; hyper-parameters must be "
+                "positive numbers."
+            )
+        low, high = bounds.T if np.shape(bounds)[-1:] == (2,) else (np.inf, 0.0)
+        if not np.all(((0 <= low) | (low == -np.inf)) & (low <= high)):
+            raise ValueError(
+                f"kernel={kernel} has {np.asarray(bounds).tolist()} for bounds "
+                f'of {hyper.name}; give (low, high), positive and in this order, or "fixed".'
+            )
+
+
+#: What to give in place of a value that no parameter takes, where the message does not tell.
+_REMEDIES = {
+    "alpha": "Of observations one by one give an array: np.asarray(alpha).",
+    "kernel": "Give an object of these classes, such as 1.0 * RBF() + WhiteKernel(), or None; the "
+    'documentation translates other libraries\' ("From GPyTorch").',
+    "optimizer": "Leave it at the default to search for hyper-parameters; None keeps the kernel's.",
+    "n_inducing": "Give a whole number of points; the estimator places them.",
+    "random_state": "Give a whole number.",
+    "device": 'Give a name, such as "cuda:0".',
+    "dtype": 'Give the name, such as "float32".',
+    "memory_budget": "It is in bytes, such as 4e9.",
+    "covariates": 'Give a dict of columns and kinds, such as {"temp": "smooth"}.',
+}
+
+
+def _remedy(message: str) -> str:
+    """What an error of parameters (scikit-learn's) does not tell; "" of most."""
+    name = message.split("'")[1]
+    if "Got <class " in message and name in ("kernel", "likelihood"):
+        return " Give an object of the class: call it, with ()."
+    return f" {_REMEDIES.get(name, '')}".rstrip()
 
 
 def is_one_of_many_fits(estimator: object) -> bool:
@@ -247,9 +291,19 @@ class DescribedEstimator:
         "random_state": ["random_state"],
         "device": [str, torch.device],
         "n_jobs": [Integral, None],
-        "memory_budget": [Interval(Real, 0, None, closed="neither"), None],
+        "memory_budget": [Interval(Real, 1e3, None, closed="left"), None],
         "verbose": ["verbose"],
     }
+    kernel: Kernel | None
+
+    def _validate_params(self) -> None:
+        try:
+            super()._validate_params()  # type: ignore[misc]
+        except InvalidParameterError as error:
+            raise InvalidParameterError(f"{error}{_remedy(str(error))}") from error
+        if self.kernel is not None:
+            check_hyperparameters(self.kernel)
+
     #: Where parameters have an effect that not always have one.
     _option_rules: tuple[Option, ...] = ()
     #: Fitted attributes that ``partial_fit`` or a warm start changes in place.

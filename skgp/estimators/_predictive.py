@@ -123,8 +123,7 @@ class LikelihoodPredictive:
     ) -> np.ndarray:
         """Return the quantiles of z, shape (n, q) or (n, t, q)."""
         if self._likelihood is None:
-            std = np.sqrt(var + self._noise_variance)
-            return mean[..., None] + std[..., None] * ndtri(quantiles)
+            return normal_quantiles(mean, var + self._noise_variance, quantiles)
         offset = None if offset is None else offset[:, None]
         moments = mean[:, None], var[:, None]
         return self._of_likelihood("quantile", quantiles, *moments, offset=offset)
@@ -134,9 +133,7 @@ class LikelihoodPredictive:
     ) -> np.ndarray:
         """Return log p(z), shape (n,) or (n, t)."""
         if self._likelihood is None:
-            # Without noise the variance may be 0, where the density has no finite value.
-            var = np.maximum(var + self._noise_variance, np.finfo(np.float64).tiny)
-            return np.asarray(norm.logpdf(z, loc=mean, scale=np.sqrt(var)))
+            return normal_log_density(z, mean, var + self._noise_variance)
         if self._likelihood.is_count:
             check_counts(z)
         return self._of_likelihood("log_predictive", z, mean, var, offset=offset)
@@ -152,6 +149,18 @@ class LikelihoodPredictive:
         if offset is not None:
             likelihood = cast(NumericLikelihood, likelihood.at(to_tensor(offset)[:, None]))
         return likelihood.sample(to_tensor(f), generator).numpy()
+
+
+def normal_quantiles(mean: np.ndarray, var: np.ndarray, levels: np.ndarray) -> np.ndarray:
+    """Quantiles (..., *levels.shape) of normal variables, of some probabilities () or (q,)."""
+    centre = mean[(...,) + (None,) * levels.ndim]
+    return centre + np.multiply.outer(np.sqrt(var), ndtri(levels))
+
+
+def normal_log_density(y: np.ndarray, mean: np.ndarray, var: np.ndarray) -> np.ndarray:
+    """Log-densities of y under normal distributions, in nats; finite where there is no variance."""
+    std = np.sqrt(np.maximum(var, np.finfo(np.float64).tiny))
+    return np.asarray(norm.logpdf(y, mean, std))
 
 
 def by_elements(function: Callable, *arrays: np.ndarray):
@@ -280,8 +289,18 @@ def with_axes(of_each: Any, n_axes: int) -> Any:
     return of_each if np.ndim(of_each) == 0 else np.reshape(of_each, (-1, *[1] * n_axes))
 
 
-def check_gradients_asked(return_std: bool, return_cov: bool, return_std_grad: bool) -> None:
-    """Refuse gradients beside a covariance, and those of a standard deviation not asked for."""
+def parts_asked(
+    return_std: bool, return_cov: bool, return_mean_grad: bool, return_std_grad: bool
+) -> tuple[bool, ...]:
+    """Which of mean, standard deviation and their gradients; () where no gradient is asked for.
+
+    RuntimeError, as scikit-learn's, for a standard deviation beside a covariance; ValueError for
+    gradients beside a covariance, and those of a standard deviation not asked for.
+    """
+    if return_std and return_cov:
+        raise RuntimeError("At most one of return_std or return_cov can be requested.")
+    if not (return_mean_grad or return_std_grad):
+        return ()
     if return_cov:
         raise ValueError(
             "return_mean_grad and return_std_grad go with return_std, not with return_cov=True. "
@@ -289,6 +308,7 @@ def check_gradients_asked(return_std: bool, return_cov: bool, return_std_grad: b
         )
     if return_std_grad and not return_std:
         raise ValueError("return_std_grad=True needs return_std=True.")
+    return True, return_std, return_mean_grad, return_std_grad
 
 
 def std_gradient(d_var: np.ndarray, std: np.ndarray) -> np.ndarray:

@@ -292,10 +292,7 @@ class QSGPClassifier(QSGPClassifierFitting):
     {kernel_, input_powers_}
     basis_, solver_, covariance_ : str
     {n_basis_, reason_}
-    moderation_ : float
-        Probabilities average over f with this factor of its posterior variance; 0 takes f at its
-        mean. Chosen on held-out observations; of up to 200 by leaving out each in turn.
-    {offset_}
+    {moderation_, offset_}
     log_marginal_likelihood_value_ : float
         Laplace's approximation, in nats, under the basis used, summed over the latent functions.
         Set where the covariance is full, and for relevance vectors.

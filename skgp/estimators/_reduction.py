@@ -30,7 +30,7 @@ from skgp.estimators._parameters import Auto, Interval, StrOptions
 from skgp.estimators.defaults import MANY_COLUMNS
 from skgp.inference.pathwise import greedy_variance
 from skgp.kernels.distances import origin
-from skgp.kernels.scales import length_scales
+from skgp.kernels.scales import length_scales, varies
 from skgp.learning.defaults import LABEL_SHARE
 from skgp.learning.selection import held_out_rows, improves
 from skgp.linalg import warn_caller
@@ -202,8 +202,7 @@ def principal_components(
     mean = np.average(X, axis=0, weights=sample_weight)
     covariance = _scatter(X, mean, sample_weight)
     std = np.sqrt(np.diag(covariance) / (len(X) if sample_weight is None else sample_weight.sum()))
-    # Rounding leaves a constant column a spread of about eps times its value.
-    std = np.where(std > 1e-12 * np.abs(mean), std, np.inf)
+    std = np.where(varies(std, mean), std, np.inf)
     plain = Projection(mean, _leading(covariance, n_directions))
     if targets is None or random_state is None:
         return plain

@@ -9,11 +9,12 @@ from numpy.typing import ArrayLike
 from sklearn.base import RegressorMixin
 from sklearn.metrics import r2_score
 from sklearn.utils import check_random_state
+from sklearn.utils.validation import check_is_fitted
 
 from skgp.blocks import is_dask
 from skgp.estimators._blocks import in_memory, over_rows
 from skgp.estimators._fitting import within_limits
-from skgp.estimators._predictive import check_gradients_asked, gaussian_draws, of_targets
+from skgp.estimators._predictive import gaussian_draws, of_targets, parts_asked
 from skgp.estimators._regression_data import RegressionData
 from skgp.estimators._validation import (
     check_joint_memory,
@@ -46,6 +47,7 @@ class RegressionPredictions(RegressorMixin, RegressionData):
     @property
     def noise_variance_(self) -> float:
         """Variance of the observation noise, in squared units of y."""
+        check_is_fitted(self)
         return self._additive_variance() * self.y_scale_**2
 
     @over_rows
@@ -101,10 +103,7 @@ class RegressionPredictions(RegressorMixin, RegressionData):
         MemoryError
             If there is no room for the covariance.
         """
-        if return_std and return_cov:
-            raise RuntimeError("At most one of return_std or return_cov can be requested.")
-        if return_mean_grad or return_std_grad:
-            check_gradients_asked(return_std, return_cov, return_std_grad)
+        asked = parts_asked(return_std, return_cov, return_mean_grad, return_std_grad)
         X = self._validate_prediction(X)
         offset = self._offset_at(exposure, X)
         if return_cov:
@@ -112,10 +111,8 @@ class RegressionPredictions(RegressorMixin, RegressionData):
             check_joint_memory(len(X), remedy, np.size(self.y_scale_))
             mean, covariance = self._observation_covariance(X, **offset)
             return self._observed_mean(X, mean), self._observed_covariance(mean, covariance)
-        if return_mean_grad or return_std_grad:
-            found = self._predictive_gradients(X, **offset)
-            asked = True, return_std, return_mean_grad, return_std_grad
-            return tuple(itertools.compress(found, asked))
+        if asked:
+            return tuple(itertools.compress(self._predictive_gradients(X, **offset), asked))
         if self._predicts_latent and not return_std:
             return self._observed_mean(X, self._by_target(self._by_chunks(self._means, X)))
         mean, var = self._observation_moments(X, **offset)

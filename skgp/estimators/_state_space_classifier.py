@@ -74,10 +74,7 @@ class StateSpaceGPClassifier(StateSpaceMixin, StreamingGPClassifier):
     offset_ : ndarray of shape (c,)
         Prior means of f, at which the base rates are the probabilities a priori; of several
         columns, or with covariates, those of an f without variance.
-    coupling_ : float
-        Of more than two classes, the exponent in :math:`P(k) \propto p_k (1 - p_k)^{-\lambda}`, of
-        0, 1/4, ..., 1 that which predicts held-out rows best; 1/2 below 100 rows. 0 for two
-        classes.
+    {coupling_}
     moderation_ : float
         1: probabilities average over f with all of its posterior variance.
     n_iter_ : int

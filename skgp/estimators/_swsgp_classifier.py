@@ -55,7 +55,7 @@ class SWSGPClassifier(ProjectedClassifierMixin, SWSGPMixin, StreamingGPClassifie
 
     with a KL weight :math:`\kappa` of M / H or less, where the paper has 1. Beyond two classes each
     is set against the rest, over shared points, neighbours and factorisations, with the probability
-    :math:`p_j = E_q[g(f_j)]`; predicted are :math:`P(y = j) \propto p_j (1 - p_j)^{-\lambda}`.
+    :math:`p_j = E_q[g(f_j)]`, and ``coupling_`` combines them.
 
     For many observations and boundaries that need many inducing points, and for streams. Where
     predictions may hold all observations compare `VecchiaGPClassifier`. Repeated observations count
@@ -115,14 +115,7 @@ class SWSGPClassifier(ProjectedClassifierMixin, SWSGPMixin, StreamingGPClassifie
     elbo_ : float
         The bound with that weight, in nats, summed over the observations, and over the classes
         beyond two; ``partial_fit`` leaves it that of the first call.
-    {polished_}
-    coupling_ : float
-        The exponent :math:`\lambda`, 0 for two classes: of 0, 1/4, ..., 1 that which predicts
-        labels best that are held out or, where H = M, left out of q in turn; 1/2 where none are.
-        Of "variational" only, as the last three.
-    moderation_ : float
-        Share of the posterior variance of f over which probabilities average, chosen likewise from
-        0, 1/16, 1/4 and 1; 1 where no label is left out, and by fewer than 100 of two classes.
+    {polished_, coupling_, moderation_}
     n_iter_ : int
         Steps that were taken.
     history_ : dict of lists
@@ -140,6 +133,9 @@ class SWSGPClassifier(ProjectedClassifierMixin, SWSGPMixin, StreamingGPClassifie
 
     Notes
     -----
+    Where H = M labels are left out of q in turn to choose ``moderation_`` and ``coupling_``. Where
+    none are left out, and by fewer than 100 of two classes, ``moderation_`` is 1.
+
     ``partial_fit`` keeps hyper-parameters, base rates, ``moderation_`` and ``coupling_``. Later
     observations become inducing points while there are fewer than ``n_inducing``, and change q(u);
     those before them are summed up by one precision an inducing point and class, so that late ones

@@ -324,6 +324,11 @@ def check_exposure(exposure, n_rows: int, owner: object) -> np.ndarray | None:
             "Leave exposure out, or take DLMGPRegressor, SWSGPRegressor, StateSpaceGPRegressor or "
             "VecchiaGPRegressor with likelihood='poisson'."
         )
+    if (text := _first_text(exposure)) is not None:
+        raise ValueError(
+            f"exposure holds text, such as {text!r}; give numbers, one for each row of X, and of a "
+            "column of a DataFrame its values."
+        )
     values = np.asarray(exposure, dtype=np.float64)
     if values.ndim == 2 and values.shape[1] == 1:
         values = values[:, 0]

@@ -85,14 +85,7 @@ class VecchiaGPClassifier(ProjectedClassifierMixin, VecchiaMixin, BaseGPClassifi
     {offset_}
     log_marginal_likelihood_value_ : float
         Laplace's approximation, of all observations, in nats; summed over the classes beyond two.
-    moderation_ : float
-        Probabilities average over f with this factor of its posterior variance: that which
-        predicts observations left out one at a time.
-    coupling_ : float
-        Of more than two classes :math:`\lambda` in :math:`P(k) \propto p_k (1 - p_k)^{-\lambda}`,
-        chosen likewise; 0 of two. Of many classes labels held out of the search choose both, where
-        they are more than can be left out in turn.
-    {n_iter_}
+    {moderation_, coupling_, n_iter_}
     history_ : dict of lists
         "hyperparameters": log evidence per observation, in nats; "solve": minus the log joint
         density at the steps towards the mode.

@@ -35,6 +35,7 @@ from skgp.estimators._base import BaseGP, arrays, to_tensor
 from skgp.estimators._kernels import default_kernels
 from skgp.estimators._parameters import Auto, StrOptions
 from skgp.estimators._reduction import distinct_rows, left_out_losses
+from skgp.kernels.scales import varies
 from skgp.learning.hyperparameters import left_out
 from skgp.learning.selection import choose, improves
 from skgp.linalg import NotPositiveDefiniteError
@@ -77,8 +78,7 @@ def learn_warp(X: np.ndarray) -> Warp:
     """
     median = np.median(X, axis=0)
     away = np.abs(X - median)
-    # Rounding leaves a constant column a spread of about eps times its value.
-    away[away <= 1e-12 * np.abs(median)] = np.nan
+    away[~varies(away, median)] = np.nan
     constant = np.isnan(away).all(axis=0)
     away[:, constant] = 1.0
     unit = np.nanmedian(away, axis=0)

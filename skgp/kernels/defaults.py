@@ -71,6 +71,7 @@ TAIL = 0.05
 # How many times the value of the middle rows takes outliers to explain: in 25,000 samples of 10
 # rows of a normal distribution it was 6.4 at most, of 20 rows 1.8.
 OUTLYING = 10.0
+ROUNDING = 1e-12  # of a number, up to which equal ones differ
 DISTINCT_ROWS = 10_000  # whose distinct values tell outliers: sorting more costs more than the rest
 # Weights, of their median, beyond which rows have no more say in scales. Of 120 rows of a plane one
 # of weight 1e5 makes the standard deviation of y a thirtieth, at which the search, within bounds

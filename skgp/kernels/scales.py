@@ -37,6 +37,7 @@ from .defaults import (
     LEVEL,
     MOST_WEIGHT,
     OUTLYING,
+    ROUNDING,
     SCALE_ROWS,
     TAIL,
 )
@@ -263,6 +264,22 @@ def robust_std(X: np.ndarray, weights: np.ndarray | None = None) -> np.ndarray:
     some = X[:: -(-len(X) // DISTINCT_ROWS)]
     each = [_middle(np.unique(x), None) for x in some.T]
     return _unless_outlying(std, np.array([m / (2 * ndtri(1 - tail)) for m, tail in each]))
+
+
+def varies(spread: np.ndarray, middle: np.ndarray) -> np.ndarray:
+    """Whether numbers about a middle spread by more than rounding, which leaves eps times it."""
+    return spread > ROUNDING * np.abs(middle)
+
+
+def target_units(y: np.ndarray, weights: np.ndarray | None) -> tuple[float, float]:
+    """Mean square of targets y, (n,) or (n, t), and their variance, or that again of equal ones.
+
+    1 and 1 of zeros.
+    """
+    mean = np.average(y, axis=0, weights=weights)
+    variance = float(np.average((y - mean) ** 2, axis=0, weights=weights).mean())
+    square = float(np.mean(mean**2)) + variance or 1.0
+    return square, variance if varies(np.sqrt(variance), np.sqrt(square)) else square
 
 
 def robust_range(x: np.ndarray, sample_weight: np.ndarray | None) -> float:

@@ -58,7 +58,7 @@ class ActiveDims(Kernel):
         if not valid or columns.min() < 0 or np.unique(columns).size != columns.size:
             raise ValueError(
                 f"dims must be a column index or a sequence of different ones, each >= 0, "
-                f"got {self.dims!r}."
+                f"got {self.dims!r}. Give positions, such as dims=[0, 2]."
             )
         return columns
 

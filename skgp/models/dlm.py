@@ -355,9 +355,7 @@ def fit_beta_path(problem: Problem) -> tuple[SparseFit, dict[float, float]]:
         return fit, path
     of_beta = replace(problem.objective, beta=chosen.beta)
     fit = fit_sparse(replace(problem, kernels=[chosen.state.kernel], objective=of_beta))
-    history = {name: history[name] + fit.history[name] for name in ("start", "solve")} | {
-        "validation": history["validation"]
-    }
+    history |= {name: history[name] + fit.history[name] for name in ("start", "solve")}
     return replace(fit, held_out_loss=reported, history=history), path
 
 

@@ -233,9 +233,7 @@ class _Fitter:
         var = None if full else q.var.to(state.Z)
         root = None if q.root is None else q.root.to(state.Z)
         state = state.with_posterior(q.mean.to(state.Z), var=var, root=root)
-        summary = None
-        if not full:
-            summary = Summary(found.sites.columns[1].to(state.Z), len(blocks))
+        summary = None if full else Summary(found.sites.columns[1].to(state.Z))
         return state, found.bound, summary, max(1, len(found.history))
 
     def _is_closed(self, state: SWSGPState) -> bool:

@@ -402,6 +402,18 @@ def test_variances_of_a_stream_rise_with_its_targets(rng):
     assert np.mean((model.predict(X[300:]) - y[300:]) ** 2 / std**2) < 2
 
 
+def test_variances_of_a_stream_rise_by_the_weights_of_all_that_it_has_seen():
+    X, y = wave(120)
+    model = DLMGPRegressor(objective="elbo", heteroscedastic=False, **QUICK)
+    model.partial_fit(X[:40], y[:40]).partial_fit(X[40:80], y[40:80], np.full(40, 10.0))
+    X, y = X[80:], y[80:] + 2.0
+    mean, std = model.predict(X, return_std=True)
+    before, squares = model.noise_variance_, np.sum(((y - mean) / std) ** 2)
+    model.partial_fit(X, y)
+    expected = (40 + 400 + squares) / (40 + 400 + 40)
+    np.testing.assert_allclose(model.noise_variance_ / before, expected, rtol=1e-6)
+
+
 @pytest.mark.parametrize(
     ("make", "params", "share"),
     [

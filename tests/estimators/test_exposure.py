@@ -236,6 +236,7 @@ def test_bad_exposures_are_named(make):
         (np.inf, "positive and finite"),
         (np.nan, "positive and finite"),
         ([1.0, 2.0], "one for each of the 80 rows"),
+        ("hours", "exposure holds text, such as 'hours'; give numbers"),
     ):
         for method in (lambda **e: make().fit(X, y, **e), lambda **e: fitted.predict(X, **e)):
             with pytest.raises(ValueError, match=message):

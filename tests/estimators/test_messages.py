@@ -9,7 +9,8 @@ import pytest
 import sklearn
 import torch
 from scipy.sparse import csr_array
-from sklearn.gaussian_process.kernels import ExpSineSquared, WhiteKernel
+from sklearn.exceptions import NotFittedError
+from sklearn.gaussian_process.kernels import RBF, ExpSineSquared, WhiteKernel
 from sklearn.utils.fixes import parse_version
 
 import skgp
@@ -48,6 +49,59 @@ def test_a_machine_without_cuda_is_told(name, monkeypatch):
         getattr(skgp, name)(device="cuda").fit(X, y)
 
 
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    ("kernel", "told"),
+    [
+        ("rbf", r"Got 'rbf' instead\. Give an object of these classes, such as 1.0 \* RBF\(\)"),
+        (RBF, r"Got <class .*RBF'> instead\. Give an object of the class: call it"),
+        (RBF(-1.0), r"length_scale=-1\.0; hyper-parameters must be positive"),
+        (1.0 * RBF(0.0), r"k2__length_scale=0\.0; hyper-parameters must be positive"),
+        (
+            RBF(1.0, (10.0, 0.1)),
+            r"has \[\[10\.0, 0\.1\]\] for bounds of length_scale; give",
+        ),
+        (2.0 * RBF(1.0, "free"), r"for bounds of k2__length_scale; give \(low, high\).*\"fixed\""),
+    ],
+)
+def test_a_kernel_that_is_none_is_told(name, kernel, told):
+    y = (Y > 0.5).astype(int) if name.endswith("Classifier") else Y
+    with pytest.raises(ValueError, match=told):
+        getattr(skgp, name)(kernel).fit(X, y)
+
+
+@pytest.mark.parametrize(
+    ("name", "params", "told"),
+    [
+        ("QSGPRegressor", {"optimizer": "adam"}, "Got 'adam' instead. Leave it at the default"),
+        ("GaussianProcessRegressor", {"optimizer": "adam"}, "Got 'adam' .* Leave it at the def"),
+        ("DLMGPRegressor", {"n_inducing": X[:2]}, "instead. Give a whole number of points"),
+        ("SWSGPClassifier", {"dtype": np.float32}, 'instead. Give the name, such as "float32"'),
+        ("VecchiaGPRegressor", {"device": 0}, 'Got 0 instead. Give a name, such as "cuda:0"'),
+        ("BayesianGPRegressor", {"random_state": torch.Generator()}, "instead. Give a whole numb"),
+        ("StateSpaceGPRegressor", {"covariates": ["a"]}, r"instead. Give a dict of columns and k"),
+        ("QSGPClassifier", {"memory_budget": 4}, r"Got 4 instead. It is in bytes, such as 4e9"),
+        ("DLMGPRegressor", {"n_gradient_samples": 0}, "Got 0 instead.$"),
+    ],
+)
+def test_a_value_of_another_library_has_a_remedy(name, params, told):
+    with pytest.raises(ValueError, match=told):
+        getattr(skgp, name)(**params).fit(X, Y > 0.5)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_no_inputs_are_told(name):
+    with pytest.raises(ValueError, match="X is None, which methods with inplace=True return"):
+        getattr(skgp, name)().fit(None, Y > 0.5)
+
+
+@pytest.mark.parametrize("name", REGRESSORS)
+def test_noise_is_that_of_a_fit(name):
+    with pytest.raises(NotFittedError, match=f"This {name} instance is not fitted yet"):
+        getattr(skgp, name)().noise_variance_  # noqa: B018
+    assert not hasattr(getattr(skgp, name)(), "noise_variance_")
+
+
 TAKERS = "DLMGPRegressor, SWSGPRegressor, StateSpaceGPRegressor, VecchiaGPRegressor"
 
 
@@ -80,8 +134,10 @@ def test_missing_inputs_are_found(name):
     model.fit(table[["a"]], y)
     with pytest.raises(ValueError, match=r"infinity.*column\(s\) 'a'; first in row 1 .*Imputer"):
         model.predict(pd.DataFrame({"a": [0.0, np.inf, 1.0]}))
-    with pytest.raises(TypeError, match=r"Sparse data .*OneHotEncoder\(sparse_output=False\)"):
-        model.fit(csr_array(X), y)
+    fitted = getattr(skgp, name)(optimizer=None).fit(X, y)
+    for method in (lambda X: model.fit(X, y), fitted.predict):
+        with pytest.raises(TypeError, match=r"Sparse data .*OneHotEncoder\(sparse_output=False\)"):
+            method(csr_array(X))
     with pytest.raises(ValueError, match="rows are of one length"):
         model.fit([[1.0, 2.0], [3.0]], [0, 1])
 

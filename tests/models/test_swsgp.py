@@ -94,7 +94,7 @@ def test_gaussian_fit_is_the_closed_form(kl_weight):
     )
     assert found.elbo == pytest.approx(expected, rel=1e-9)
     assert found.n_iter == 1 and found.left_out is None and not found.polished
-    assert found.summary.precision.shape == (20, 1) and found.summary.rows_seen == 150
+    assert found.summary.precision.shape == (20, 1)
 
 
 @pytest.mark.parametrize(
@@ -234,7 +234,7 @@ def test_polish_is_kept_if_rows_held_out_gain(name):
     wrong = ConstantKernel(1.0, (1e-3, 1e3)) * RBF([0.1, 0.1])
     settings = Settings(n_neighbors=6, polish=True, max_iter=100)
     found = fit(name, settings, kernel=wrong)
-    assert found.polished and found.summary.rows_seen == len(data_of(name)[0])
+    assert found.polished and found.summary is not None
     assert found.state.kernel.k2.length_scale.min() > 0.15
     plain = fit(name, replace(settings, polish=False), kernel=wrong)
     assert log_score(name, found) > log_score(name, plain) + 0.02

@@ -246,15 +246,14 @@ class Summary(TensorState):
     """What is kept of rows that are gone, beside the posterior."""
 
     precision: Tensor  # (M, c); D
-    rows_seen: int
 
 
-def summarize(system: LocalSystem, sites: Sites, rows_seen: int = 0) -> Summary:
+def summarize(system: LocalSystem, sites: Sites) -> Summary:
     """Put the rows of a system away, with their sites at the end of the fit; anchors included."""
     precision = system.rows.collect_squares(sites.precision)
     if system.anchor is not None:
         precision = precision + system.anchor
-    return Summary(precision, rows_seen + len(system.rows))
+    return Summary(precision)
 
 
 def update(
@@ -292,7 +291,7 @@ def update(
     offset = state.offset + rows.project(state.mean)
     fit = fit_natural_sites(system, data.y, likelihood, offset=offset, **steps)
     after = state.with_posterior(state.mean + fit.q.mean, var=fit.q.var)
-    return after, summarize(system, fit.sites, summary.rows_seen)
+    return after, summarize(system, fit.sites)
 
 
 def update_full(
@@ -341,7 +340,7 @@ def localized(state: SWSGPState) -> tuple[SWSGPState, Summary]:
         precision.append(torch.cholesky_inverse(jittered_cholesky(S).factor).diagonal())
     precisions = torch.stack(precision, dim=1)  # (M, c), of u
     data = (precisions - prior[:, None]).clamp_min(0.0)
-    return state.with_posterior(state.mean, var=1 / precisions), Summary(data, state.n_inducing)
+    return state.with_posterior(state.mean, var=1 / precisions), Summary(data)
 
 
 def _all_points(state: SWSGPState) -> SharedConditionals:
