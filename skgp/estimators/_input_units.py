@@ -23,7 +23,7 @@ from skgp.data import Data
 from skgp.estimators import defaults
 from skgp.estimators._base import arrays, to_tensor
 from skgp.inference.sparse import SparseState
-from skgp.kernels.scales import capped_weights, in_units, robust_std
+from skgp.kernels.scales import capped_weights, in_units, robust_std, vary
 
 
 @dataclass(frozen=True)
@@ -39,9 +39,9 @@ class InputUnits:
         """Units of observations, for kernels scaled to their columns."""
         X, weight = arrays(data)
         middle, spread = np.median(X, axis=0), robust_std(X, capped_weights(weight))
-        # Rounding leaves a constant column a spread of about eps times its value, to be seen so
-        # by default kernels: less its median the column would be like others.
-        varies = spread > 1e-12 * np.abs(middle)
+        # A constant column is to be seen so by default kernels: less its median it would be like
+        # others.
+        varies = vary(X, spread)
         origin, spread = np.where(varies, middle, 0.0), np.where(varies, spread, 1.0)
         unit = spread
         if any(np.size(scale) < X.shape[1] for kernel in kernels for scale in _scales(kernel)):

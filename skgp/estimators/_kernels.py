@@ -22,9 +22,9 @@ from skgp.data import Data
 from skgp.estimators import defaults
 from skgp.estimators._base import arrays
 from skgp.kernels import ActiveDims, state_space
+from skgp.kernels.defaults import ROUNDING
 from skgp.kernels.expression import split_noise, summands
-from skgp.kernels.scales import capped_weights, robust_range, robust_std
-from skgp.learning.posterior.defaults import ROUNDING
+from skgp.kernels.scales import capped_weights, robust_range, robust_std, vary
 
 
 def default_kernels(
@@ -118,15 +118,12 @@ def column_spreads(X: np.ndarray, sample_weight: np.ndarray | None = None) -> np
     normal distribution; 1 for a constant column.
     """
     sample_weight = capped_weights(sample_weight)
-    mean = np.average(X, axis=0, weights=sample_weight)
     std = robust_std(X, sample_weight)
     low, high = np.quantile(X, [0.05, 0.95], axis=0, weights=sample_weight, method="inverted_cdf")
     middle = (high - low) / 3.29
     spread = np.where(middle > 0, np.minimum(std, middle), std)
-    # Rounding leaves a constant column a spread of about eps times its value.
-    constant = spread <= 1e-12 * np.abs(mean)
     # Eight digits: a search that starts from them does not tell a weight from repeated rows.
-    mantissa, exponent = np.frexp(np.where(constant | (spread == 0), 1.0, spread))
+    mantissa, exponent = np.frexp(np.where(vary(X, spread), spread, 1.0))
     return np.ldexp(np.round(mantissa * 2**26) / 2**26, exponent)
 
 

@@ -65,6 +65,7 @@ LARGEST_SQUARE = 1e300  # of squares, so that no sum of them overflows
 # ---- scales
 SCALE_ROWS = 16  # of which `length_scales` is the average
 ALIKE = 1e-12  # within which length scales weigh the columns alike
+ROUNDING = 1e-12  # relative to the values, below which a spread is none
 # At least this share of the rows, and one row, is left out at either end.
 TAIL = 0.05
 # How many times the value of the middle rows takes outliers to explain: in 25,000 samples of 10

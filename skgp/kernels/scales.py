@@ -37,6 +37,7 @@ from .defaults import (
     LEVEL,
     MOST_WEIGHT,
     OUTLYING,
+    ROUNDING,
     SCALE_ROWS,
     TAIL,
 )
@@ -263,6 +264,14 @@ def robust_std(X: np.ndarray, weights: np.ndarray | None = None) -> np.ndarray:
     some = X[:: -(-len(X) // DISTINCT_ROWS)]
     each = [_middle(np.unique(x), None) for x in some.T]
     return _unless_outlying(std, np.array([m / (2 * ndtri(1 - tail)) for m, tail in each]))
+
+
+def vary(X: np.ndarray, spread: np.ndarray) -> np.ndarray:
+    """Which columns of X (n, d) have spreads (d,) that are more than rounding, as equal rows have.
+
+    It is about eps times their value, the median: outliers move the mean.
+    """
+    return spread > ROUNDING * np.abs(np.median(X, axis=0))
 
 
 def robust_range(x: np.ndarray, sample_weight: np.ndarray | None) -> float:

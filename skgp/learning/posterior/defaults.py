@@ -24,7 +24,6 @@ SD, PERIOD_SD = 1.5, 0.1  # of the logarithms: a factor of 20 and one of 1.2 eit
 # -1.09 and -1.44 with .8, -1.42, -1.13 and -1.41 with .6 (noise is all that most chains find) and
 # -.88, -1.09 and -1.49 where scales are independent.
 RATIO_SD = 1.0
-ROUNDING = 1e-12  # relative to the values, below which a spread is none
 
 # ---- modes, by values and gradients
 SEARCH_ROWS = 200  # rows of the first searches: the most that are evaluated side by side

@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 
 from skgp.kernels import ActiveDims
-from skgp.kernels.scales import robust_std
+from skgp.kernels.defaults import ROUNDING
+from skgp.kernels.scales import robust_std, vary
 from skgp.learning.posterior import defaults as tuned
 from skgp.priors import LogNormal, Prior
 
@@ -95,14 +96,13 @@ def default_priors(
     do not count in the spread of a column.
     """
     X = np.asarray(X, dtype=float)
-    mean, spread = np.average(X, axis=0, weights=sample_weight), robust_std(X, sample_weight)
-    # Rounding leaves a constant column a spread of about eps times its value.
-    spread = np.where(spread <= tuned.ROUNDING * np.abs(mean), 1.0, spread)
+    spread = robust_std(X, sample_weight)
+    spread = np.where(vary(X, spread), spread, 1.0)
     y = np.asarray(y, dtype=float)
     mean_y = np.average(y, weights=sample_weight)
     variance = float(np.average((y - mean_y) ** 2, weights=sample_weight))
     square = float(mean_y**2) + variance or 1.0
-    units = square, square if variance <= tuned.ROUNDING**2 * square else variance
+    units = square, square if variance <= ROUNDING**2 * square else variance
     priors: list[Prior] = []
     vectors: list[slice] = []
     for h in kernel.hyperparameters:
