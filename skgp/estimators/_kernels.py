@@ -104,13 +104,12 @@ def column_spreads(X: np.ndarray, sample_weight: np.ndarray | None = None) -> np
     normal distribution; 1 for a constant column.
     """
     sample_weight = capped_weights(sample_weight)
-    mean = np.average(X, axis=0, weights=sample_weight)
     std = robust_std(X, sample_weight)
     low, high = np.quantile(X, [0.05, 0.95], axis=0, weights=sample_weight, method="inverted_cdf")
     middle = (high - low) / 3.29
     spread = np.where(middle > 0, np.minimum(std, middle), std)
     # Eight digits: a search that starts from them does not tell a weight from repeated rows.
-    mantissa, exponent = np.frexp(np.where(varies(spread, mean), spread, 1.0))
+    mantissa, exponent = np.frexp(np.where(varies(spread, np.median(X, axis=0)), spread, 1.0))
     return np.ldexp(np.round(mantissa * 2**26) / 2**26, exponent)
 
 

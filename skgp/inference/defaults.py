@@ -23,6 +23,7 @@ NEARLY_EXACT = 1e12
 # Prior variance, of the largest, that pivots may leave there: kernel values are known to 1e-16, so
 # that features keep nine digits.
 PIVOT_TOLERANCE = 1e-14
+RESIDUAL = 1e-2  # that conjugate gradients leave: of targets by default, of draws at most
 
 # ---- weight space
 PIVOT_SHARE = 0.25  # of the budget: a partial Cholesky factor of K

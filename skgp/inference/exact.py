@@ -40,7 +40,7 @@ from scipy.linalg.blas import dtrsm
 from torch import Tensor
 
 from skgp.data import Data
-from skgp.inference.defaults import DENSE_ENTRIES
+from skgp.inference.defaults import DENSE_ENTRIES, RESIDUAL
 from skgp.inference.pathwise import (
     PathwiseCovariance,
     PivotCovariance,
@@ -269,15 +269,15 @@ def fit_iterative(
 
     Limits are ``tol`` (1e-2), ``max_iter`` (200) and ``callback`` of
     :func:`~skgp.linalg.cg.block_cg`. The tolerance is relative to the norm of `y`; draws are held
-    to that absolute size too: what counts is their error next to the noise. The posterior's
-    ``converged`` is False where the true residual missed `tol` tenfold: do not predict from it
-    without looking.
+    to that absolute size too, for what counts is their error next to the noise, and to 1e-2 of
+    their own. The posterior's ``converged`` is False where the true residual missed `tol`
+    tenfold: do not predict from it without looking.
 
     Set-up ``O(n^2 d / 2 + n r^2)``, an iteration ``2 n^2 (1 + s)`` flops on entries that were
     computed in float64 whatever `dtype`. Memory ``2 n^2`` bytes for a float32 matrix, ``8 n r`` for
     the preconditioner, ``40 n s`` for the iteration.
     """
-    limits = {"tol": 1e-2, "max_iter": 200} | limits
+    limits = {"tol": RESIDUAL, "max_iter": 200} | limits
     X = data.X
     root_weight = X.new_ones(len(X), 1) if data.weight is None else data.weight.sqrt()[:, None]
     B, prior_weights = _right_hand_sides(data, noise, wanted, generator)
@@ -289,6 +289,7 @@ def fit_iterative(
     of_targets = norms[: data.n_targets].mean()
     scale = of_targets if float(of_targets) > 0 else norms.mean()  # a constant y is 0 here
     limits["tol"] = limits["tol"] * scale / norms.clamp(min=torch.finfo(B.dtype).tiny)
+    limits["tol"][data.n_targets :].clamp_(max=RESIDUAL)
     result = block_cg(
         lambda V: root_weight * operator.matmul(root_weight * V).to(V.dtype) + noise * V,
         B,

@@ -66,12 +66,12 @@ LARGEST_SQUARE = 1e300  # of squares, so that no sum of them overflows
 # ---- scales
 SCALE_ROWS = 16  # of which `length_scales` is the average
 ALIKE = 1e-12  # within which length scales weigh the columns alike
+ROUNDING = 1e-12  # relative to the values, below which a spread is none
 # At least this share of the rows, and one row, is left out at either end.
 TAIL = 0.05
 # How many times the value of the middle rows takes outliers to explain: in 25,000 samples of 10
 # rows of a normal distribution it was 6.4 at most, of 20 rows 1.8.
 OUTLYING = 10.0
-ROUNDING = 1e-12  # of a number, up to which equal ones differ
 DISTINCT_ROWS = 10_000  # whose distinct values tell outliers: sorting more costs more than the rest
 # Weights, of their median, beyond which rows have no more say in scales. Of 120 rows of a plane one
 # of weight 1e5 makes the standard deviation of y a thirtieth, at which the search, within bounds

@@ -267,7 +267,10 @@ def robust_std(X: np.ndarray, weights: np.ndarray | None = None) -> np.ndarray:
 
 
 def varies(spread: np.ndarray, middle: np.ndarray) -> np.ndarray:
-    """Whether numbers about a middle spread by more than rounding, which leaves eps times it."""
+    """Whether numbers about a middle spread by more than rounding, which leaves eps times it.
+
+    Of columns the middle is the median: outliers move the mean.
+    """
     return spread > ROUNDING * np.abs(middle)
 
 

@@ -83,6 +83,17 @@ def test_default_classification_kernels_of_equal_rows_have_length_scales_of_orde
         assert ((scales >= 1) & (scales <= np.sqrt(d))).all()
 
 
+def test_an_outlier_does_not_make_a_column_constant():
+    """The mean decided, which one row of 1e6 beside numbers of 1e-12 had to itself."""
+    X = np.random.default_rng(0).uniform(-1, 1, (20, 2))
+    tiny = np.ldexp(X, -40)
+    tiny[-1] = 1e6
+    ordinary = np.vstack([X[:-1], [[10.0, 10.0]]])
+    np.testing.assert_allclose(
+        column_spreads(tiny), np.ldexp(column_spreads(ordinary), -40), rtol=1e-6
+    )
+
+
 @pytest.mark.parametrize("d", [1, 6])
 def test_all_estimators_of_gaussian_noise_choose_the_same_kernel(d):
     """Families, length scales and noise, of few and of many columns."""

@@ -138,3 +138,12 @@ def test_means_of_many_noise_free_rows_are_solved_for_beyond_the_noise(monkeypat
     monkeypatch.undo()
     exact = model.fit(rows[:600], y[:600]).predict(rows[600:])
     assert np.abs(few - exact).max() < 0.02  # of .2 by which eight neighbours miss
+
+
+def test_draws_of_several_columns_are_the_targets():
+    """Their covariance, a difference of matrices of 1e5, had no factor: draws were refused."""
+    rng = np.random.default_rng(0)
+    inputs, y = rng.uniform(-1, 1, (6, 2)), rng.standard_normal(6)
+    kernel = 1e5 * RBF(1.0) + WhiteKernel(1e-10)
+    model = skgp.StateSpaceGPRegressor(kernel, optimizer=None).fit(inputs, y)
+    np.testing.assert_allclose(model.sample_y(inputs, 5), np.tile(y[:, None], 5), atol=1e-3)

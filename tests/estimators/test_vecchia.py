@@ -128,3 +128,17 @@ def test_observations_decide_on_inducing_points(rng, monkeypatch):
     rough = Matern(length_scale=0.02, nu=0.5) + WhiteKernel(0.01)
     y = rng.standard_normal(len(X))
     assert VecchiaGPRegressor(rough, optimizer=None, random_state=0).fit(X, y).n_inducing_ == 0
+
+
+def test_kernels_that_tell_no_two_inputs_apart_predict_the_mean():
+    """A fit whose inducing points are all of the inputs was followed by predictions that raised."""
+    X, y = problem(20)
+    for kernel in (1.0 * RBF() + DotProduct(), DotProduct()):
+        model = VecchiaGPRegressor(kernel + WhiteKernel(0.1), **FIXED).fit(1e-12 * X, y)
+        exact = GaussianProcessRegressor(kernel + WhiteKernel(0.1), **FIXED, normalize_y=True)
+        for found, expected in zip(
+            model.predict(1e-12 * X, return_std=True),
+            exact.fit(1e-12 * X, y).predict(1e-12 * X, return_std=True),
+            strict=True,
+        ):
+            np.testing.assert_allclose(found, expected, atol=1e-6)

@@ -168,3 +168,14 @@ def test_calibration_is_that_of_the_exact_inverse():
     )
     for posterior in fits:
         np.testing.assert_allclose(posterior.calibration, expected, rtol=0.03)
+
+
+def test_draws_are_solved_whatever_the_size_of_the_targets():
+    """Held to the size of the targets' residual they were 0, and the calibration infinite."""
+    problem = make_problem()
+    options = dict(kind="samples", prior=problem.exact_prior(), n_samples=400)
+    huge = replace(problem, y=1e7 + problem.y)
+    found, expected = (iterative(each, tol=1e-5, **options) for each in (huge, problem))
+    variances = [each.mean_and_variance(problem.X_test)[1] for each in (found, expected)]
+    np.testing.assert_allclose(*variances, rtol=0.05)
+    np.testing.assert_allclose(found.calibration, dense(huge, **options).calibration, rtol=0.05)

@@ -38,7 +38,7 @@ from skgp.inference.markov.conditionals import condition
 from skgp.inference.markov.posterior import Posterior
 from skgp.inference.markov.states import LazyState, SeriesState
 from skgp.kernels.sde import Dynamics, state_space
-from skgp.linalg.cholesky import jittered_cholesky
+from skgp.linalg.cholesky import semidefinite_root
 from skgp.linalg.runtime import (
     TensorState,
     asks_for_gradients,
@@ -147,7 +147,7 @@ class AdditiveState(TensorState, ABC):
         """Joint draws of the sum, (n, n_samples). O(n^3)."""
         mean, covariance = self.covariance(X)
         noise = standard_normal((len(X), n_samples), generator, X.dtype)
-        return mean[:, None] + jittered_cholesky(covariance).factor @ noise
+        return mean[:, None] + semidefinite_root(covariance) @ noise
 
 
 @dataclass(frozen=True)

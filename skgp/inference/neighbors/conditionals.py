@@ -195,18 +195,18 @@ class Neighborhood:
     ) -> None:
         self.kernel, self.Z, self.n_neighbors = kernel, Z, n_neighbors
         self._n_global = n_global  # at most
-        self.search = NeighborSearch(kernel, Z, method)
+        self.search = NeighborSearch(kernel, Z, method, ties=True)
         order, sizes, share = coarser_scales(Z, n_neighbors, n_scales)
         #: Points (sorted indices), search among them and neighbours of each coarser scale.
         self._coarser = [
-            (points, NeighborSearch(kernel, Z[points], method, part=True), share)
+            (points, NeighborSearch(kernel, Z[points], method, ties=True), share)
             for points in (order[:size].sort().values for size in sizes)
         ]
         if favoured is not None and not favoured.all() and n_neighbors < len(Z):
             points = favoured.nonzero()[:, 0]
             share = min(n_neighbors // 2, len(points))
             self._coarser.append(
-                (points, NeighborSearch(kernel, Z[points], method, part=True), share)
+                (points, NeighborSearch(kernel, Z[points], method, ties=True), share)
             )
 
     @cached_property

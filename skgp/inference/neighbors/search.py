@@ -48,9 +48,9 @@ class NeighborSearch:
     than 50 columns, at least 4096 points and principal components, a quarter of the columns or
     fewer, that hold nine tenths of their variance: of 32 neighbours of an MNIST digit it finds
     99.6%. "faiss" leaves the candidates to the library of that name; an ImportError says where it
-    is not installed. Points Z (M, d), held by reference, may all be equally near where they are
-    `part` of a larger set; else a ValueError refuses a kernel that gives all points the same
-    correlation. Another refuses a method that is unknown, or cannot use the kernel's metric.
+    is not installed. Points Z (M, d), held by reference, may all be equally near with `ties`, as
+    for predictions; else a ValueError refuses a kernel that gives all points the same correlation.
+    Another refuses a method that is unknown, or cannot use the kernel's metric.
 
     Memory ``O(M d)`` beside Z, time O(M log M) of the tree, or O(d^3) of the components.
 
@@ -65,7 +65,7 @@ class NeighborSearch:
             [2, 0]])
     """
 
-    def __init__(self, kernel, Z: Tensor, method: str = "auto", *, part: bool = False) -> None:
+    def __init__(self, kernel, Z: Tensor, method: str = "auto", *, ties: bool = False) -> None:
         if method not in _METHODS:
             raise ValueError(f"neighbors must be one of {', '.join(_METHODS)}, got {method!r}.")
         if Z.ndim != 2 or not len(Z):
@@ -73,7 +73,7 @@ class NeighborSearch:
         gram(kernel, Z[:1], Z[:1])  # says what does not fit
         self.kernel, self.Z, self.method = kernel, Z, method
         self._metric = _metric_of(kernel, Z, method)
-        if not part and _flat(kernel, self._metric):
+        if not ties and _flat(kernel, self._metric):
             raise ValueError(
                 f"kernel={kernel} gives all points the same correlation, so that none is nearer "
                 "than another; add a part that depends on the distance, such as 1.0 * RBF(), or "

@@ -95,8 +95,8 @@ def default_priors(
     do not count in the spread of a column.
     """
     X = np.asarray(X, dtype=float)
-    mean, spread = np.average(X, axis=0, weights=sample_weight), robust_std(X, sample_weight)
-    spread = np.where(varies(spread, mean), spread, 1.0)
+    spread = robust_std(X, sample_weight)
+    spread = np.where(varies(spread, np.median(X, axis=0)), spread, 1.0)
     units = target_units(np.asarray(y, dtype=float), sample_weight)
     priors: list[Prior] = []
     vectors: list[slice] = []

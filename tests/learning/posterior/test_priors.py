@@ -176,3 +176,11 @@ def test_length_scales_of_a_kernel_have_a_level_in_common(rng):
     given = resolve_priors(kernel, {"length_scale[1]": A}, X, X[:, 0])
     assert len(priors.vectors) == 1 and not given.vectors  # what a user gave is independent
     assert pickle.loads(pickle.dumps(priors)).vectors == priors.vectors
+
+
+def test_an_outlier_does_not_make_a_column_constant():
+    X = np.random.default_rng(0).uniform(-1, 1, (20, 2))
+    X[-1] = 9.97e36
+    kernel = 1.0 * RBF([1.0, 1.0]) + WhiteKernel()
+    found, tiny = (medians(kernel, unit * X, X[:, 0] / X.max()) for unit in (1.0, 2.0**-20))
+    np.testing.assert_allclose(found / tiny, [1.0, 2.0**20, 2.0**20, 1.0])
