@@ -231,7 +231,8 @@ class ShortEvidence:
 class ShortSeries:
     """The log marginal likelihood of a form given means c (m,) of observations, of weights (m,).
 
-    `total` is the sum of the weights, `squares` the weighted sum of squares about the means.
+    `total` is the sum of the weights, `squares` the weighted sum of squares about the means,
+    `beside` a covariance (m, m) that does not move.
     """
 
     def __init__(
@@ -241,8 +242,9 @@ class ShortSeries:
         counts: np.ndarray,
         total: float,
         squares: float,
+        beside: np.ndarray | None = None,
     ) -> None:
-        self.covariance, self.counts = covariance, counts
+        self.covariance, self.counts, self._beside = covariance, counts, beside
         self._most = math.inf if covariance.is_approximate else ROUGH_RATIO
         self._c, self._within, self._squares = c, len(c) - total, squares
         self._constant = total * math.log(2 * math.pi)
@@ -257,9 +259,11 @@ class ShortSeries:
         constant = self._constant + self._total * math.log(noise) + scaled
         # The rest of the slope in the log noise: that of noise alone, and within equal times.
         rest = -0.5 * constant, 0.5 * (self._within + scaled)
-        place = self.covariance.at(parameters), noise / self.counts
+        covariance = self.covariance.at(parameters)
+        if self._beside is not None:
+            covariance.K += self._beside
         try:
-            found = ShortEvidence(*place, self._c, *rest)
+            found = ShortEvidence(covariance, noise / self.counts, self._c, *rest)
         except NotPositiveDefiniteError:
             if math.isinf(self._most):
                 raise

@@ -19,6 +19,7 @@ the terms as those of components.
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -52,7 +53,14 @@ from skgp.learning.markov.defaults import (
     PEAK_CHANCE,
     SITES_TOL,
 )
-from skgp.learning.markov.objectives import ClosedForm, Component, Knots, Processes, SitesElbo
+from skgp.learning.markov.objectives import (
+    ClosedForm,
+    Component,
+    Knots,
+    Processes,
+    SeriesEvidence,
+    SitesElbo,
+)
 from skgp.learning.markov.search import Search
 from skgp.likelihoods import Likelihood
 from skgp.linalg import NotPositiveDefiniteError
@@ -255,16 +263,24 @@ class TermComponent(Component):
             return torch.autograd.grad(scales @ slope.to(scales), theta)[0]
 
 
-class RegressionEvidence(ClosedForm):
+class RegressionEvidence(SeriesEvidence):
     """Of a series with terms under Gaussian noise, exact.
 
     The dynamics are followed by the log scales of every term; without them those of the start are
     taken, as where kernels are compared.
     """
 
+    series: RegressionSeries
+
     def __init__(self, series: RegressionSeries, terms: Terms) -> None:
         self.series, self.total, self._squares = series, series.total, 0.0
-        self._start = terms.log_scales()
+        self._start, self._centre = terms.log_scales(), series.y
+
+    @cached_property
+    def _beside(self) -> np.ndarray:  # type: ignore[override]
+        features: Any = self.series.features
+        Psi = features * torch.cat(self._start).exp()
+        return (Psi @ Psi.T).numpy()
 
     def sites_at(self, dynamics: Sequence, parameters: Tensor) -> Sites:
         """Sites (n,), (n,) of the rows."""

@@ -219,30 +219,40 @@ class ClosedForm:
         raise NotImplementedError
 
 
-class GaussianEvidence(ClosedForm):
-    """Of a series, exact."""
+class SeriesEvidence(ClosedForm):
+    """Of one series."""
+
+    series: Series
+    _centre: Tensor  # (m,) means of what was observed at each time
+    _beside: np.ndarray | None = None  # (m, m) covariance of what is beside the process, and stays
+
+    @cached_property
+    def _made(self) -> dict[StateSpace, ShortSeries | None]:
+        return {}
+
+    def short(self, component: Component) -> ShortSeries | None:
+        """As of `ClosedForm`; made once for a form, whose values of what is fixed it holds."""
+        if component.form not in self._made:
+            process, made = component.dynamics(), None
+            lags = self.series.lags_of(process)
+            shapes = (p.has_shape for _, block in process.blocks for p in block.primitives)
+            if lags is not None and not any(shapes):
+                rows = self._centre.numpy(), self.series.counts.numpy()
+                place = ShortCovariance(process, lags), *rows, self.total, self._squares
+                made = ShortSeries(*place, self._beside)
+            self._made[component.form] = made
+        return self._made[component.form]
+
+
+class GaussianEvidence(SeriesEvidence):
+    """Without terms, exact."""
 
     def __init__(self, series: Series) -> None:
         self.series, self.total = series, series.total
-        self._short: dict[StateSpace, ShortSeries | None] = {}
         self._centre = series.totals / series.counts
         # Within equal times; with the sites centred, little noise makes no large terms that cancel.
         deviation = series.y - series.at_rows(self._centre)
         self._squares = float(series.sums(deviation**2).sum())
-
-    def short(self, component: Component) -> ShortSeries | None:
-        """As of `ClosedForm`; made once for a form, whose values of what is fixed it holds."""
-        if component.form not in self._short:
-            process = component.dynamics()
-            lags = self.series.lags_of(process)
-            shapes = (p.has_shape for _, block in process.blocks for p in block.primitives)
-            made = None
-            if lags is not None and not any(shapes):
-                _, counts, centre = self._arrays
-                covariance = ShortCovariance(process, lags)
-                made = ShortSeries(covariance, centre, counts, self.total, self._squares)
-            self._short[component.form] = made
-        return self._short[component.form]
 
     def _condition(self, dynamics: Processes, noise: float, rough: bool = False) -> SitesEvidence:
         process, *_ = dynamics

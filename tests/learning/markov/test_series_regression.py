@@ -10,6 +10,7 @@ from skgp.inference.markov.series import make_series
 from skgp.inference.markov.terms import Categorical, Linear, Polynomial, Smooth, Terms
 from skgp.learning.markov.additive import RegressionElbo, RegressionEvidence, TermComponent
 from skgp.learning.markov.objectives import Component, VariationalEvidence
+from skgp.learning.markov.scoring import SeriesLoss
 from skgp.likelihoods import Gaussian, Poisson
 from tests.reference.state_space import by_finite_differences
 
@@ -121,3 +122,17 @@ def test_terms_left_out_of_the_dynamics_stand_at_their_start():
     whole, alone = objective(dynamics, parameters), objective(dynamics[:1], parameters)
     assert whole.value == alone.value
     assert len(alone.gradients()) == 1
+
+
+def test_a_short_search_sees_the_evidence_with_terms():
+    numbers, _, terms, (component, *_) = problem()
+    objective = RegressionEvidence(numbers, terms)
+    loss = SeriesLoss.of(component, objective)
+    at, _ = loss.start(Gaussian(0.2), None)
+    value, gradient, short = loss(at)
+    assert short is not None
+    exact = objective([component.dynamics()], torch.from_numpy(at[-1:]))
+    assert -value == pytest.approx(exact.value, rel=1e-10)
+    slope = component.pull(component.theta, exact.gradients()[0])
+    expected = torch.cat([slope, exact.likelihood_gradient]).numpy()
+    np.testing.assert_allclose(-gradient, expected, rtol=1e-7)
