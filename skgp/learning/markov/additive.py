@@ -253,6 +253,10 @@ class TermComponent(Component):
         """Log scales (q,) of the coefficients."""
         return self.term.log_scales(self.theta if theta is None else theta)
 
+    def variances(self, theta: Tensor) -> Tensor:
+        """As of `Component`: none."""
+        return torch.zeros(len(self.dynamics(theta)), dtype=torch.float64)
+
     def pull(self, theta: Tensor, slope: Tensor) -> Tensor:
         """Gradient in theta (t,) of a function with gradient `slope` (q,) in the log scales."""
         if not len(theta):

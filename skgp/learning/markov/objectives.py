@@ -163,6 +163,15 @@ class Component:
         factor /= max(1.0, other.variance / self.variance) ** 0.5
         return self.at(self.scaled(factor[None])[0])
 
+    def variances(self, theta: Tensor) -> Tensor:
+        """Of the parts that return to a mean, in place of their log variances, (q,); the rest 0."""
+        parameters = self.parameters(theta)
+        found = torch.zeros_like(parameters)
+        for i, part in enumerate(self.form.primitives):
+            if part and all(each.is_stationary for each in part):
+                found[i] = parameters[i].exp()
+        return found
+
     @property
     def variance(self) -> float:
         """Prior variance."""

@@ -248,11 +248,13 @@ def _among_most(series: Series) -> Series:
 
 def parts_of(series: Series) -> SeriesParts:
     """Kernels in the units of a series."""
-    times, values = to_arrays(series.times, series.totals / series.counts)
+    times, totals, counts = to_arrays(series.times, series.totals, series.counts)
     if "gap" not in series.known:
         gaps = np.sort(np.diff(np.unique(times)))  # covariates keep rows of equal times apart
         series.known["gap"] = float(gaps[(len(gaps) - 1) // 2]) if len(gaps) else 0.0
-    start, span, variance = float(times[0]), float(times[-1] - times[0]), float(values.var()) or 1.0
+    start, span, values = float(times[0]), float(times[-1] - times[0]), totals / counts
+    middle = np.average(values, weights=counts)
+    variance = float(np.average((values - middle) ** 2, weights=counts)) or 1.0
     # A unit in which the diffusion of a trend, per cube of time, is no number has none.
     return SeriesParts(start, span if span > LEAST_SPAN else 0.0, series.known["gap"], variance)
 
