@@ -209,6 +209,18 @@ def warn_of_far_times(model: Any, X: np.ndarray) -> None:
     )
 
 
+def warn_of_dated_index(X: Any, names: Sequence[Any]) -> None:
+    """Warn of a data frame whose index holds the times, which no estimator reads."""
+    dtype = getattr(getattr(X, "index", None), "dtype", None)  # of a list a method
+    if getattr(dtype, "kind", "") == "M" or str(dtype).startswith("period"):
+        taken = f"the column {names[0]!r} is" if len(names) == 1 else "none of its columns is"
+        warn_caller(
+            f"X has dates in its index, which is not read, and {taken} taken as time. If the index "
+            "is, make it a column: X.reset_index(), and name it by time=. If not, drop it: "
+            "X.reset_index(drop=True)."
+        )
+
+
 class IndexedOutput:
     """`set_output` of an estimator whose predictions are decorated by `framed`."""
 
