@@ -164,6 +164,16 @@ def test_seconds_that_single_precision_merges_are_refused(time):
         model.predict(X.astype(np.float32))
 
 
+@pytest.mark.parametrize("dtype", [np.int64, np.uint64])
+def test_nanoseconds_that_double_precision_merges_are_refused(dtype):
+    time = 1_700_000_000_000_000_000 + 30 * np.arange(len(HOURS), dtype=dtype)[:, None]
+    model = StateSpaceGPRegressor(KERNEL, optimizer=None)
+    with pytest.raises(ValueError, match="which float64 rounds to multiples of 256: 7 of 48 are"):
+        model.fit(time, targets())
+    model.fit(1000 * (time - time[0]) + time[0], targets())
+    model.fit((100 * (time % 2) - 50).astype(np.int8), targets())  # whose range is beyond int8
+
+
 def test_single_precision_near_zero_is_taken():
     X = days().astype(np.float32)
     found = StateSpaceGPRegressor(KERNEL, optimizer=None).fit(X, targets())
