@@ -28,7 +28,7 @@ from torch import Tensor
 from skgp.inference.markov.inducing import find_sites
 from skgp.inference.markov.series import Series
 from skgp.inference.markov.short import DensePosterior, DensePrior
-from skgp.inference.markov.short_gaussian import ShortCovariance, ShortSeries
+from skgp.inference.markov.short_gaussian import ShortCovariance, ShortRows, ShortSeries
 from skgp.inference.markov.sites import SiteFit, likelihood_gradient, prior_mean
 from skgp.inference.markov.smoother import SitesEvidence, evidence
 from skgp.kernels.hyperparameters import with_theta
@@ -236,6 +236,11 @@ class SeriesEvidence(ClosedForm):
     _beside: np.ndarray | None = None  # (m, m) covariance of what is beside the process, and stays
 
     @cached_property
+    def _rows(self) -> ShortRows:
+        arrays = self._centre.numpy(), self.series.counts.numpy()
+        return ShortRows(*arrays, self.total, self._squares)
+
+    @cached_property
     def _made(self) -> dict[StateSpace, ShortSeries | None]:
         return {}
 
@@ -246,9 +251,7 @@ class SeriesEvidence(ClosedForm):
             lags = self.series.lags_of(process)
             shapes = (p.has_shape for _, block in process.blocks for p in block.primitives)
             if lags is not None and not any(shapes):
-                rows = self._centre.numpy(), self.series.counts.numpy()
-                place = ShortCovariance(process, lags), *rows, self.total, self._squares
-                made = ShortSeries(*place, self._beside)
+                made = ShortSeries(ShortCovariance(process, lags), self._rows, self._beside)
             self._made[component.form] = made
         return self._made[component.form]
 
