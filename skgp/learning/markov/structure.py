@@ -24,7 +24,8 @@ The strongest peak of the periodogram, its harmonics counted, is fitted with tho
 stand out as well and taken away, and the rest is looked at again (`propose_seasons`). A period that
 might as well be a whole multiple of one found before, or of the step, is one. Where no multiple of
 the first stands out, the waves of each, as of a week of few days and weekends, are looked at
-together.
+together. A season that begins late may be hidden over all times; if these show none, the later half
+is looked at.
 
 References
 ----------
@@ -154,7 +155,7 @@ def _with_seasons(
     seasons, drifts = list[Any](), [0.5]
     if len(series.times) <= MAX_TIMES:
         drifts.append(2.5)
-    for season in propose_seasons(series, backgrounds):
+    for season in _of_all_or_later(series, backgrounds):
         better = seasons
         for nu in drifts:
             parts = [*seasons, make.season(season.period, season.variances, nu)]
@@ -163,6 +164,18 @@ def _with_seasons(
                 trending, better = found, summands(found.kernel)[len(trend) :]
         backgrounds.known, seasons = _without(found, len(parts)), better
     return trending, seasons
+
+
+def _of_all_or_later(series: Series, backgrounds: "Backgrounds") -> Iterator["Season"]:
+    """Seasons of all times; of the later half where those show none, as one may begin late."""
+    season = None
+    for season in propose_seasons(series, backgrounds):
+        yield season
+    if season is None:
+        middle = series.times[len(series.times) // 2]
+        later = series.rows((series.at_rows(series.times) >= middle).nonzero()[:, 0])
+        its_own = Backgrounds(None, len(later.times), backgrounds.likelihood)
+        yield from propose_seasons(later, its_own)
 
 
 def _stationary(
