@@ -34,7 +34,7 @@ STIFF_CYCLES = 3.0, 12.0
 MAX_WITHIN = 7
 #: Chance that noise shows a period, or that it shows another harmonic of one found; part of the
 #: variance that a period must explain. The first is small for what fitting the background adds: of
-#: 300 series of 60 times without a season (walks, Matern 3/2, first-order autoregressions) 2 are
+#: 300 series of 60 times without a season (walks, Matern 3/2, first-order autoregressions) 3 are
 #: fitted with one, and 7 with 1e-3.
 PEAK_CHANCE, PART_CHANCE, LEAST_EXPLAINED = 1e-4, 1e-3, 0.02
 #: Frequencies of a spectrum to a resolution, 1 / span.
