@@ -24,8 +24,8 @@ The strongest peak of the periodogram, its harmonics counted, is fitted with tho
 stand out as well and taken away, and the rest is looked at again (`propose_seasons`). A period that
 might as well be a whole multiple of one found before, or of the step, is one. Where no multiple of
 the first stands out, the waves of each, as of a week of few days and weekends, are looked at
-together. A season that begins late may be hidden over all times; if these show none, the later half
-is looked at.
+together. A season that begins late may be hidden over all times: where a wave shows, but not enough
+to be one, the later half is looked at.
 
 References
 ----------
@@ -33,7 +33,7 @@ References
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -167,11 +167,9 @@ def _with_seasons(
 
 
 def _of_all_or_later(series: Series, backgrounds: "Backgrounds") -> Iterator["Season"]:
-    """Seasons of all times; of the later half where those show none, as one may begin late."""
-    season = None
-    for season in propose_seasons(series, backgrounds):
-        yield season
-    if season is None:
+    """Seasons of all times, or of the later half where these only hint at one."""
+    is_hinted = yield from propose_seasons(series, backgrounds)
+    if is_hinted:
         middle = series.times[len(series.times) // 2]
         later = series.rows((series.at_rows(series.times) >= middle).nonzero()[:, 0])
         its_own = Backgrounds(None, len(later.times), backgrounds.likelihood)
@@ -282,15 +280,16 @@ class Season:
 
 def propose_seasons(
     series: Series, backgrounds: Callable[[Series], list[Background]]
-) -> Iterator[Season]:
+) -> Generator[Season, None, bool]:
     """Periods that stand out, the strongest first; none of short series.
 
-    `backgrounds` are what may be no season of a series.
+    `backgrounds` are what may be no season of a series. Returns whether, where none stands out, one
+    would as a harmonic.
     """
     times = series.times.cpu().numpy()
     y = (series.totals / series.counts).cpu().numpy()
     if len(times) < defaults.SEASON_LEAST_ROWS or not y.std():
-        return
+        return False
     t = times - times[0]
 
     def behind(x: np.ndarray, rest: np.ndarray) -> tuple[Series, list[Background]]:
@@ -308,32 +307,34 @@ def propose_seasons(
     floor = defaults.LEAST_EXPLAINED * rest.var()
     for _ in range(defaults.MAX_SEASONS):
         known = [season.period for season in found]
-        shown = _strongest(t, rest, known, step, behind)
+        shown, most_nats = _strongest(t, rest, known, step, behind)
         if len(known) == 1 and not (shown and _is_multiple(1 / shown[0], known[0], t[-1])):
             shown = _longer(t, rest, known[0], step, behind) or shown
         if shown is None:
-            return
+            return not found and most_nats > -math.log(defaults.PART_CHANCE)
         frequency, orders = shown
         most = int(n_harmonics(np.array([frequency]), known)[0])
         most = min(most, n_below_nyquist(frequency, step))
         orders = _with_hidden(t, rest, frequency, orders, most, behind)
         rest, variances = without_waves(t, rest, frequency, orders)
         if sum(variances) < floor:
-            return
+            break
         found.append(Season(1 / frequency, dict(zip(orders, variances, strict=True))))
         yield found[-1]
+    return False
 
 
 def _strongest(
     t: np.ndarray, rest: np.ndarray, known: list[float], step: float, behind: Behind
-) -> tuple[float, list[int]] | None:
-    """Frequency and orders of the season that stands out most; None where none does."""
+) -> tuple[tuple[float, list[int]] | None, float]:
+    """Frequency and orders of the season that stands out most, None where none does; its nats."""
     frequencies, gain = periodogram(t, rest, step, behind)
     if len(gain) < 2:
-        return None
+        return None, -math.inf
     score = with_harmonics(frequencies, gain, known)
-    if score.max() < threshold(len(gain)):
-        return None
+    most = float(score.max())
+    if most < threshold(len(gain)):
+        return None, most
     peak = frequencies[score.argmax()]
     # The strongest may be a harmonic itself, of what two tests may show.
     least, whole = -math.log(defaults.PART_CHANCE), [peak / m for m in (3, 2)]
@@ -344,7 +345,7 @@ def _strongest(
         if stands_out(frequencies, gain, j * frequency, t[-1], least):
             orders.append(j)
     frequency = refined(t, rest, frequency, orders)
-    return snapped(t, rest, frequency, known, step, behind), orders
+    return (snapped(t, rest, frequency, known, step, behind), orders), most
 
 
 def _is_multiple(period: float, of: float, span: float) -> bool:
