@@ -20,7 +20,14 @@ from sklearn.utils.validation import check_array, check_X_y, validate_data
 from skgp.estimators._base import BaseGP
 from skgp.estimators._kernels import split_terms
 from skgp.estimators._parameters import take_rows
-from skgp.estimators._time import Times, absent, check_resolution, is_dates, table_columns
+from skgp.estimators._time import (
+    Times,
+    absent,
+    check_resolution,
+    is_dates,
+    table_columns,
+    warn_of_dated_index,
+)
 from skgp.estimators._validation import listing, told_of_text
 from skgp.estimators.defaults import SMOOTH_COVARIATES, WIDE_PRIOR
 from skgp.inference.markov.terms import Categorical, Linear, Polynomial, Smooth, Step, Term, Terms
@@ -52,7 +59,7 @@ class Table:
             known, values = self.levels[j], _levels(column, self.names[j])
             if values.dtype.kind != known.dtype.kind:
                 text = known.dtype.kind == "U"  # of any length, which known.dtype is not
-                values = np.asarray(column).astype(str) if text else self._cast(j, values)
+                values = _written(column) if text else self._cast(j, values)
             code = np.searchsorted(known, values).clip(max=len(known) - 1)
             new = len(known) + np.unique(values, return_inverse=True)[1]
             place = np.where(known[code] == values, code, new).astype(np.float64)
@@ -164,6 +171,8 @@ class SeriesInputs(BaseGP):
             )
         dates = [j for j, column in enumerate(columns) if is_dates(column)]
         place = _place(self.time, names, dates)
+        if self.time is None and not dates:
+            warn_of_dated_index(X, names)
         if place is None:
             self._check_no_time(X)
             return None
@@ -332,16 +341,26 @@ def _kind(column: Any) -> str:
 
 
 def _values(column: Any) -> np.ndarray:
-    """Numbers of a column, or text."""
+    """Numbers of a column, or text: of objects where one of them is."""
     values = np.asarray(column)
     if values.dtype.kind in "fiub":
         return values.astype(np.float64)
-    if values.dtype.kind != "O" or (len(values) and isinstance(values[0], str)):
-        return values.astype(str)
+    if values.dtype.kind != "O" or any(isinstance(value, str) for value in values):
+        return _written(values)
     try:
         return values.astype(np.float64)
     except (TypeError, ValueError):
+        return _written(values)
+
+
+def _written(column: Any) -> np.ndarray:
+    """Values as text, whole numbers without a point: 1.0 is "1"."""
+    values = np.asarray(column)
+    if values.dtype.kind not in "fO":
         return values.astype(str)
+    whole = (isinstance(value, float | np.floating) and value.is_integer() for value in values)
+    pairs = zip(whole, values, strict=True)
+    return np.array([str(int(value) if number else value) for number, value in pairs], dtype=str)
 
 
 def _levels(column: Any, name: Any) -> np.ndarray:

@@ -23,7 +23,7 @@ from skgp.estimators._parameters import keep_parameters
 from skgp.estimators._series_inputs import observed_rows
 from skgp.estimators._state_space_common import StateSpaceMixin
 from skgp.estimators._target_scale import SeriesScale
-from skgp.estimators._time import framed, warn_of_far_times
+from skgp.estimators._time import framed
 from skgp.estimators._validation import told_by_rows
 from skgp.estimators.defaults import NOISE_BOUNDS, SERIES_NOISE
 from skgp.inference.gp_mixture import AveragedState
@@ -222,8 +222,6 @@ class StateSpaceGPRegressor(
         blocks: MappedBlocks | None = None,
     ) -> None:
         given, white = self._split_kernel(self._process_columns(data.X.numpy()))
-        if not stream:
-            warn_of_far_times(self, data.X.numpy())
         offset = self._offset(data).tolist()
         likelihood = self._make_likelihood(white)
         with session.stage("solve") as report:

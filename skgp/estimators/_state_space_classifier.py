@@ -14,7 +14,7 @@ from skgp.estimators._base_classifier import StreamingGPClassifier
 from skgp.estimators._fitting import FitSession
 from skgp.estimators._parameters import StrOptions, keep_parameters
 from skgp.estimators._state_space_common import StateSpaceMixin
-from skgp.estimators._time import framed, warn_of_far_times
+from skgp.estimators._time import framed
 from skgp.inference.markov.sites import left_out_moments
 from skgp.learning.calibration import FEW_ROWS_COUPLING, best_coupling
 from skgp.learning.label_scales import capped
@@ -169,8 +169,6 @@ class StateSpaceGPClassifier(StateSpaceMixin, StreamingGPClassifier):
         # Of classes without rows yet, as if they had one.
         missing = len(data.y.unique()) < len(self.classes_)
         self._set_link(data, cautious=missing)
-        if not stream:
-            warn_of_far_times(self, X)
         given = None if self.kernel is None else self._given_kernel(self._process_columns(X))
         with session.stage("solve") as callback:
             self.kernel_, _ = self._fit_states(

@@ -20,7 +20,7 @@ from skgp.estimators._kernels import process_kernels
 from skgp.estimators._parameters import Auto, Interval, Option, StrOptions, options
 from skgp.estimators._reduction import warn_of_few_rows, warn_of_interaction
 from skgp.estimators._series_inputs import SeriesInputs
-from skgp.estimators._time import IndexedOutput
+from skgp.estimators._time import IndexedOutput, warn_of_far_times
 from skgp.estimators.defaults import COLUMN_BINS, LEAST_GPU_SERIES, SERIES_LEAST_GAIN, STREAM_ROWS
 from skgp.inference.markov.additive_bins import AdditiveStatistics, make_bins
 from skgp.inference.markov.states import InducingState
@@ -200,6 +200,8 @@ class StateSpaceMixin(IndexedOutput, SeriesInputs):
         """
         (X, weight), total, given_data = arrays(data), data.total, data
         callback, process = StopRecorder(callback), self._process_columns(X)
+        if not stream:
+            warn_of_far_times(self, X)
         one, start = process.shape[1] == 1, None
         signals = process_kernels(process, given, self._start_variance, weight)
         prior = signals if self.kernel is None else None
@@ -209,20 +211,19 @@ class StateSpaceMixin(IndexedOutput, SeriesInputs):
         if not one:
             self._columns = [column for column, part in enumerate(signals) if part is not None]
         kernels = [kernel for kernel in signals if kernel is not None]
-        learns = self._learns and not (likelihood.is_count and not data.y.any())  # of no event
         data = model.distinct(self._seen(data, backend), self._place)
         tol = max(self.tol, SERIES_LEAST_GAIN / total, 0.0 if one else self._additive_tol(total))
         search: dict[str, Any] = {"max_iter": self.max_iter, "tol": tol, "callback": callback}
         self._offsets, self._stream = list(offsets), None
         if one:
-            search |= {"start": start, "learn": learns}
+            search |= {"start": start, "learn": self._learns}
             search |= self._series_options(process, backend, stream=stream)
             terms = self._make_terms(data.X, data.weight, likelihood.is_additive)
             search |= {"offsets": offsets, "terms": terms}
             fits = [self._fit_series(kernels, data, likelihood, **search)]
         else:
             kept = self._stream_of(data, likelihood) if stream else data
-            search |= {"parameters": start, "optimise": learns, "prior": prior}
+            search |= {"parameters": start, "optimise": self._learns, "prior": prior}
             fits = self._fit_additive([kernels] * len(offsets), kept, likelihood, **search)
             self._stream = kept if stream or len(X) <= STREAM_ROWS else None
         self._keep(fits)
@@ -230,7 +231,7 @@ class StateSpaceMixin(IndexedOutput, SeriesInputs):
         self._likelihood_parameters = parameters.numpy()  # for a warm start
         # A search cut short may miss any part.
         ended = not callback.stopped and all(fit.n_iter < self.max_iter for fit in fits)
-        if not one and learns and ended:
+        if not one and self._learns and ended:
             self._warn_of_interaction(given_data, likelihood.with_parameters(parameters))
         kernels = [model.kernel_of(state) for state in self._states]
         alike = len({str(kernel) for kernel in kernels}) == 1

@@ -177,16 +177,21 @@ def _exact(value: Any) -> Any:
 def check_resolution(times: np.ndarray) -> None:
     """Refuse times (n,) whose floating-point type cannot tell neighbours apart, as of unix seconds.
 
-    ValueError where rounding moves times by a tenth of the mean gap, because they lie far from 0.
+    That of integers is float64. ValueError where rounding moves times by a tenth of the mean gap,
+    because they lie far from 0.
     """
-    if times.dtype.kind != "f" or len(times) < 2 or not np.isfinite(times).all():
+    if times.dtype.kind not in "fiu" or len(times) < 2 or not np.isfinite(times).all():
         return
-    largest, span = np.abs(times).max(), float(np.ptp(times))
+    if times.dtype.kind == "f":
+        span = float(np.ptp(times))
+    else:
+        span, times = float(int(times.max()) - int(times.min())), times.astype(np.float64)
+    largest = np.abs(times).max()
     unit = float(np.spacing(largest))
     if 0 < span * OFFSET_RANGES < float(largest) and unit > LOST_GAP * span / (len(times) - 1):
         raise ValueError(
-            f"X holds times up to {largest:.6g} in {times.dtype}, which rounds them to multiples "
-            f"of {unit:.3g}: {len(np.unique(times))} of {len(times)} are left. Give dates "
+            f"X holds times up to {largest:.6g}, which {times.dtype} rounds to multiples of "
+            f"{unit:.3g}: {len(np.unique(times))} of {len(times)} are left. Give dates "
             "(datetime64), float64, or times since an origin near them."
         )
 
@@ -207,6 +212,18 @@ def warn_of_far_times(model: Any, X: np.ndarray) -> None:
         f"{len(times)}): seasons are sought without them. Correct such times, or leave them out, "
         "if they are wrong."
     )
+
+
+def warn_of_dated_index(X: Any, names: Sequence[Any]) -> None:
+    """Warn of a data frame whose index holds the times, which no estimator reads."""
+    dtype = getattr(getattr(X, "index", None), "dtype", None)  # of a list a method
+    if getattr(dtype, "kind", "") == "M" or str(dtype).startswith("period"):
+        taken = f"the column {names[0]!r} is" if len(names) == 1 else "none of its columns is"
+        warn_caller(
+            f"X has dates in its index, which is not read, and {taken} taken as time. If the index "
+            "is, make it a column: X.reset_index(), and name it by time=. If not, drop it: "
+            "X.reset_index(drop=True)."
+        )
 
 
 class IndexedOutput:

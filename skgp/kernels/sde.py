@@ -87,7 +87,7 @@ class StateSpace:
 
     Made by `state_space`. It has `n_states` d and `n_parameters` q: the log variances of the
     components, then the log rates of their factors, then the log shapes of those that have one;
-    `order` has the states of each component.
+    `order` has the states of each component, `primitives` its processes.
     """
 
     def __init__(self, kernel: Kernel, tolerance: float | None = None) -> None:
@@ -110,14 +110,14 @@ class StateSpace:
             known = affine_form(self.kernel, tolerance)
         if known is None:
             self._own = log_parameters(components := self._expand(None).components)
-            self._primitives = [[f.primitive for f in c.factors] for c in components]
+            self.primitives = [[f.primitive for f in c.factors] for c in components]
         else:
             self._own = torch.from_numpy(known.level + known.slopes @ logs)
             self.slopes = known.slopes[:, moves]
-            self.is_exact, self._primitives = known.is_exact, known.primitives
+            self.is_exact, self.primitives = known.is_exact, known.primitives
         self._moves: dict[tuple[bool, ...] | None, list[tuple[bool, ...]]] = {}
-        self.n_parameters = _count_parameters(self._primitives)
-        self.order = _slices(math.prod(p.n_states for p in each) for each in self._primitives)
+        self.n_parameters = _count_parameters(self.primitives)
+        self.order = _slices(math.prod(p.n_states for p in each) for each in self.primitives)
         self.n_states = self.order[-1].stop
 
     @cached_property
@@ -163,9 +163,9 @@ class StateSpace:
                 f"{tuple(parameters.shape)}; StateSpace.parameters makes them."
             )
         values = iter(np.exp(parameters).tolist())
-        variances = [next(values) for _ in self._primitives]
-        rates = [[next(values) for _ in group] for group in self._primitives]
-        groups = self._primitives
+        variances = [next(values) for _ in self.primitives]
+        rates = [[next(values) for _ in group] for group in self.primitives]
+        groups = self.primitives
         if self.n_parameters > len(groups) + sum(map(len, groups)):
             groups = [[p.at(next(values)) if p.has_shape else p for p in each] for each in groups]
         moves = self._by_block(None if moving is None else tuple(moving))
@@ -176,8 +176,8 @@ class StateSpace:
         """Whether the log variance moves, then each log rate, of every block."""
         if moving not in self._moves:
             asked = repeat(True) if moving is None else iter(moving)
-            first = [next(asked) for _ in self._primitives]
-            rest = [tuple(next(asked) for _ in each) for each in self._primitives]
+            first = [next(asked) for _ in self.primitives]
+            rest = [tuple(next(asked) for _ in each) for each in self.primitives]
             self._moves[moving] = [(a, *b) for a, b in zip(first, rest, strict=True)]
         return self._moves[moving]
 

@@ -137,6 +137,14 @@ class Poisson(NumericLikelihood):
         given = self._with_offset(y), mean, var
         return self._averaged(quadrature.smooth_averages, self._derivatives, *given)
 
+    def expected_log_prob_and_derivatives(
+        self, y: Tensor, mean: Tensor, var: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """As of `Likelihood`; of rates exp(f) in closed form."""
+        if self.link != "exp":
+            return super().expected_log_prob_and_derivatives(y, mean, var)
+        return self.expected_log_prob(y, mean, var), *self._expected_derivatives(y, mean, var)
+
     def _log_predictive(self, y: Tensor, mean: Tensor, var: Tensor) -> Tensor:
         if self.link == "exp":
             return adaptive.log_expectation(self.at(None), y, mean + self._offset_like(mean), var)

@@ -41,11 +41,18 @@ def problems():
             else:
                 peer = GaussianProcessRegressor(kernel + WhiteKernel(0.1), normalize_y=True)
             yield f"{name}, {Z.shape[1]} d", getattr(skgp, name)(), peer, Z, y
+    grid = np.arange(float(N))[:, None]
     for kind, y in series():  # by default trends and seasons are searched for, too
         peer = GaussianProcessRegressor(1.0 * RBF() + WhiteKernel(0.1), normalize_y=True)
-        grid = np.arange(float(N))[:, None]
-        yield f"series, {kind}", skgp.StateSpaceGPRegressor(), peer, grid, y
-        yield f"series, {kind}, one kernel", skgp.StateSpaceGPRegressor(peer.kernel), peer, grid, y
+        counts = {"likelihood": "poisson"} if kind == "counts" else {}
+        yield f"series, {kind}", skgp.StateSpaceGPRegressor(**counts), peer, grid, y
+        ours = skgp.StateSpaceGPRegressor(peer.kernel if not counts else 1.0 * RBF(), **counts)
+        yield f"series, {kind}, one kernel", ours, peer, grid, y
+    covariates = np.column_stack([grid, rng.standard_normal(N), rng.integers(0, 2, N)])
+    y = np.sin(grid[:, 0] / 8) + covariates[:, 1] ** 2 + covariates[:, 2]
+    y += 0.3 * rng.standard_normal(N)
+    peer = GaussianProcessRegressor(1.0 * RBF(np.ones(3)) + WhiteKernel(0.1), normalize_y=True)
+    yield "series, covariates", skgp.StateSpaceGPRegressor(time=0), peer, covariates, y
 
 
 def series():
@@ -58,8 +65,11 @@ def series():
         ("season", season),
         ("trend", trend),
         ("season and trend", season + trend),
+        ("step", 3.0 * (t > 30)),
     ):
         yield kind, f + 0.4 * rng.standard_normal(N)
+    yield "growth", np.exp(0.02 * t + 0.2 * season + 0.05 * rng.standard_normal(N))
+    yield "counts", rng.poisson(np.exp(1 + 0.8 * np.sin(t / 8)))
 
 
 def seconds(estimator, X, y):

@@ -415,6 +415,16 @@ def test_levels_of_text_are_not_cut_short():
     assert model.predict(rows.assign(code=[20, 10, 10.5]))[2] == expected[2]
 
 
+@pytest.mark.parametrize("mixed", [["1", 1.0, 2, "a"], [1.0, "1", np.float32(2), "a"]])
+def test_a_number_and_its_text_are_one_level(mixed):
+    x, y = np.arange(20.0), np.arange(20.0)
+    X = pd.DataFrame({"t": x, "g": pd.Series(mixed * 5, dtype=object)})
+    model = StateSpaceGPRegressor(KERNEL, time="t", optimizer=None).fit(X, y)
+    assert model._table.levels[1].tolist() == ["1", "2", "a"]
+    numbers, text = (X[:5].assign(g=level) for level in (1.0, "1"))  # a column of floats, of text
+    np.testing.assert_array_equal(model.predict(numbers), model.predict(text))
+
+
 def test_a_missing_number_is_no_level():
     X = frame()[["when"]].assign(code=np.arange(120) % 3.0)
     model = StateSpaceGPRegressor(KERNEL, covariates={"code": "categorical"}, optimizer=None)

@@ -164,6 +164,16 @@ def test_seconds_that_single_precision_merges_are_refused(time):
         model.predict(X.astype(np.float32))
 
 
+@pytest.mark.parametrize("dtype", [np.int64, np.uint64])
+def test_nanoseconds_that_double_precision_merges_are_refused(dtype):
+    time = 1_700_000_000_000_000_000 + 30 * np.arange(len(HOURS), dtype=dtype)[:, None]
+    model = StateSpaceGPRegressor(KERNEL, optimizer=None)
+    with pytest.raises(ValueError, match="which float64 rounds to multiples of 256: 7 of 48 are"):
+        model.fit(time, targets())
+    model.fit(1000 * (time - time[0]) + time[0], targets())
+    model.fit((100 * (time % 2) - 50).astype(np.int8), targets())  # whose range is beyond int8
+
+
 def test_single_precision_near_zero_is_taken():
     X = days().astype(np.float32)
     found = StateSpaceGPRegressor(KERNEL, optimizer=None).fit(X, targets())
@@ -233,3 +243,21 @@ def test_dates_as_targets_are_refused(regressor, form):
             model.fit(days(), targets)
     with pytest.raises(ValueError, match="y holds durations.*Divide them"):
         model.fit(days(), HOURS.astype("timedelta64[h]"))
+
+
+@pytest.mark.parametrize("form", [pd.date_range, pd.period_range])
+@pytest.mark.parametrize("columns", [["a"], ["a", "b"]])
+def test_dates_in_the_index_are_not_ignored_silently(form, columns):
+    X = pd.DataFrame(np.random.default_rng(0).normal(size=(30, 2)), columns=["a", "b"])[columns]
+    X.index = form("2024-01-01", periods=30, freq="D", name="day")
+    model = StateSpaceGPRegressor(KERNEL, optimizer=None)
+    with pytest.warns(UserWarning, match=r"dates in its index.*reset_index\(\), and name it by ti"):
+        model.fit(X, np.arange(30.0))
+
+
+@pytest.mark.parametrize("time", ["a", "day", None])
+def test_times_that_are_named_need_no_index(time, recwarn):
+    X = pd.DataFrame({"a": np.arange(30.0)}, index=pd.date_range("2024-01-01", periods=30))
+    X = X if time == "a" else X.rename_axis("day").reset_index()
+    StateSpaceGPRegressor(KERNEL, time=time, optimizer=None).fit(X, np.arange(30.0))
+    assert not recwarn

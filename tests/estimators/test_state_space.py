@@ -505,6 +505,17 @@ def test_counts_that_are_all_zero_are_predicted_as_few(rng, n_columns):
     assert std.max() < 0.2
 
 
+def test_an_event_of_little_weight_or_exposure_is_next_to_none():
+    t, y, few = np.arange(60.0)[:, None], np.zeros(60), np.ones(60)
+    y[20], few[20] = 1, 1e-3
+    fit = StateSpaceGPRegressor(likelihood="poisson").fit(t, y, sample_weight=few)
+    mean, std = fit.predict(t, return_std=True)
+    assert mean.max() < 0.02
+    assert std.max() < 0.2
+    fit.fit(t, y, exposure=np.where(y, 1e-6, 1e6))
+    np.testing.assert_allclose(fit.predict(t), 1 / 59e6, rtol=0.05)
+
+
 # ---- minibatches ---------------------------------------------------------------------------------
 
 

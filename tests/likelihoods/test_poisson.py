@@ -7,7 +7,7 @@ import pytest
 import torch
 from scipy import special, stats
 
-from skgp.likelihoods import Poisson
+from skgp.likelihoods import Likelihood, Poisson
 from tests.contracts.numeric_likelihoods import NumericLikelihoodContract
 from tests.reference.fine_grid import panels
 
@@ -207,3 +207,14 @@ def test_a_centred_mean_leaves_the_rate_at_any_variance():
         mean, slope = Poisson().centred(f, var)
         assert mean + var / 2 == pytest.approx(f) and slope == -0.5
         assert Poisson(link="softplus").centred(f, var) == (f, 0.0)
+
+
+@pytest.mark.parametrize("offset", [None, 1.5])
+def test_expectations_in_closed_form_are_those_of_autograd(offset):
+    mean = torch.tensor([-800.0, -3.0, 0.0, 4.0, 330.0], dtype=torch.float64)
+    var, y = torch.tensor([4.0, 0.5, 1.0, 2.0, 3.0]).to(mean), torch.tensor([0, 0, 3, 40, 7.0])
+    likelihood = Poisson().at(None if offset is None else torch.full_like(mean, offset))
+    found = likelihood.expected_log_prob_and_derivatives(y.to(mean), mean, var)
+    expected = Likelihood.expected_log_prob_and_derivatives(likelihood, y.to(mean), mean, var)
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-300)

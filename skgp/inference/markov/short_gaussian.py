@@ -15,13 +15,16 @@ each place once; at sixty times that takes some forty calls of NumPy, a tenth of
 import math
 from collections.abc import Sequence
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
+import torch
 from scipy.linalg import lapack
+from torch import Tensor
 
 from skgp.inference.defaults import ROUGH_RATIO
 from skgp.inference.markov.series import Lags, LagTable
-from skgp.inference.markov.short import cholesky_factor
+from skgp.inference.markov.short import DensePrior, cholesky_factor
 from skgp.kernels.sde import Dynamics
 from skgp.kernels.sde_block import Block
 from skgp.linalg import NotPositiveDefiniteError
@@ -149,22 +152,22 @@ class ShortEvidence:
         Sigma.flat[:: len(c) + 1] += noise
         L = cholesky_factor(Sigma)
         self._covariance, self._noise, self._L, self._rest = covariance, noise, L, slope
-        self._alpha = lapack.dpotrs(L, c, lower=True)[0]
+        self.alpha = lapack.dpotrs(L, c, lower=True)[0]
         #: The log marginal likelihood, in nats.
         pivots = L.diagonal() ** 2  # variances of each given those before
-        self.value = constant - 0.5 * float(c @ self._alpha + np.log(pivots / noise).sum())
+        self.value = constant - 0.5 * float(c @ self.alpha + np.log(pivots / noise).sum())
         #: Of the variance to the least of these: digits that are lost.
         self.ratio = float(covariance.K.diagonal().max() / pivots.min())
 
     def gradient(self) -> np.ndarray:
         """(r + 1,), of the value."""
-        S, trace = self._half_inverse, np.empty(self._covariance.n_moving + 1)
+        S, trace = self.half_inverse, np.empty(self._covariance.n_moving + 1)
         self._covariance.contract(S, trace[:-1])
         trace[-1] = S.diagonal() @ self._noise - self._rest
-        return 0.5 * (self._moved @ self._alpha) - trace
+        return 0.5 * (self._moved @ self.alpha) - trace
 
     @cached_property
-    def _half_inverse(self) -> np.ndarray:
+    def half_inverse(self) -> np.ndarray:
         """Upper triangle of the inverse of Sigma with half its diagonal, (m, m), and zeros."""
         S = lapack.dpotri(self._L, lower=True)[0].T
         S.flat[:: len(S) + 1] *= 0.5
@@ -173,9 +176,9 @@ class ShortEvidence:
     @cached_property
     def _moved(self) -> np.ndarray:
         """Derivatives of Sigma times alpha, (r + 1, m)."""
-        found = np.empty((self._covariance.n_moving + 1, len(self._alpha)))
-        self._covariance.times(self._alpha, found[:-1])
-        np.multiply(self._noise, self._alpha, out=found[-1])
+        found = np.empty((self._covariance.n_moving + 1, len(self.alpha)))
+        self._covariance.times(self.alpha, found[:-1])
+        np.multiply(self._noise, self.alpha, out=found[-1])
         return found
 
     def information(self, slopes: np.ndarray) -> np.ndarray:
@@ -183,7 +186,7 @@ class ShortEvidence:
 
         :math:`\tfrac12 \mathrm{tr}\, \Sigma^{-1} \dot\Sigma_i \Sigma^{-1} \dot\Sigma_j`; O(r m^3).
         """
-        half = self._half_inverse
+        half = self.half_inverse
         S = half + half.T
         parts = np.concatenate([S @ self._covariance.derivatives(), (S * self._noise)[None]])
         turned = np.ascontiguousarray(parts.swapaxes(1, 2)).reshape(len(parts), -1)
@@ -217,8 +220,8 @@ class ShortEvidence:
 
         or 0 where u is negative: the variance is none. O(m^2 (p + g)).
         """
-        moved, p = K @ self._alpha, len(slopes)
-        u = 0.5 * moved @ self._alpha - K.reshape(len(K), -1) @ self._half_inverse.ravel()
+        moved, p = K @ self.alpha, len(slopes)
+        u = 0.5 * moved @ self.alpha - K.reshape(len(K), -1) @ self.half_inverse.ravel()
         half = self._whiten(np.concatenate([slopes @ self._moved, moved]))
         A = 0.5 * half.T @ half
         across, within = A[:p, p:], A[:p, :p] + ridge * np.eye(p)
@@ -228,40 +231,86 @@ class ShortEvidence:
         return np.divide(squares, 2 * left, out=unknown, where=left > 0)
 
 
-class ShortSeries:
-    """The log marginal likelihood of a form given means c (m,) of observations, of weights (m,).
+class ShortRows(NamedTuple):
+    """What was observed at m times."""
 
-    `total` is the sum of the weights, `squares` the weighted sum of squares about the means.
-    """
+    c: np.ndarray  # (m,) means
+    counts: np.ndarray  # (m,) weights
+    total: float  # of these
+    squares: float  # weighted sum of those about the means
+
+    def at(self, noise: float) -> tuple[np.ndarray, np.ndarray, float, float]:
+        """What `ShortEvidence` takes besides a covariance."""
+        scaled = self.squares / noise
+        constant = self.total * math.log(2 * math.pi * noise) + scaled
+        # The rest of the slope in the log noise: that of noise alone, and within equal times.
+        slope = 0.5 * (len(self.c) - self.total + scaled)
+        return noise / self.counts, self.c, -0.5 * constant, slope
+
+
+class ShortSeries:
+    """The log marginal likelihood of a form; `beside` is a covariance (m, m) that does not move."""
 
     def __init__(
-        self,
-        covariance: ShortCovariance,
-        c: np.ndarray,
-        counts: np.ndarray,
-        total: float,
-        squares: float,
+        self, covariance: ShortCovariance, rows: ShortRows, beside: np.ndarray | None = None
     ) -> None:
-        self.covariance, self.counts = covariance, counts
+        self.covariance, self._rows, self._beside = covariance, rows, beside
         self._most = math.inf if covariance.is_approximate else ROUGH_RATIO
-        self._c, self._within, self._squares = c, len(c) - total, squares
-        self._constant = total * math.log(2 * math.pi)
-        self._total = total
 
     def __call__(self, parameters: np.ndarray, noise: float) -> "ShortEvidence | None":
         """At log parameters (q,) and a noise variance.
 
         None where the noise is too little for the digits of a Cholesky factor: of what is smooth.
         """
-        scaled = self._squares / noise
-        constant = self._constant + self._total * math.log(noise) + scaled
-        # The rest of the slope in the log noise: that of noise alone, and within equal times.
-        rest = -0.5 * constant, 0.5 * (self._within + scaled)
-        place = self.covariance.at(parameters), noise / self.counts
+        covariance = self.covariance.at(parameters)
+        if self._beside is not None:
+            covariance.K += self._beside
         try:
-            found = ShortEvidence(*place, self._c, *rest)
+            found = ShortEvidence(covariance, *self._rows.at(noise))
         except NotPositiveDefiniteError:
             if math.isinf(self._most):
                 raise
             return None
         return found if found.ratio <= self._most else None
+
+
+class ShortRegression:
+    r"""The value of a series with terms at any scales of their coefficients, and its slopes.
+
+    With :math:`\Psi` (m, q) of :mod:`.regression` :math:`\Sigma = K + \Psi \Psi^\top + N`, the mean
+    of the coefficients is :math:`\hat u = \Psi^\top \alpha`, and the derivative in the log scale of
+    one :math:`\hat u_k^2 - \psi_k^\top \Sigma^{-1} \psi_k`. O(m^3 + m^2 q).
+    """
+
+    def __init__(
+        self,
+        prior: DensePrior,
+        Psi: np.ndarray,
+        rows: tuple[np.ndarray, np.ndarray, float, float],  # of `ShortRows.at`
+        sizes: list[int],  # features of each term
+    ) -> None:
+        K, none = prior.K + Psi @ Psi.T, np.empty(0)
+        self._prior, self._Psi, self._sizes = prior, Psi, sizes
+        self._found = ShortEvidence(CovarianceAt(K, none, none, []), *rows)
+        self.value, self.ratio = self._found.value, self._found.ratio
+        self._u = Psi.T @ self._found.alpha
+
+    @property
+    def noise_slope(self) -> float:
+        """Derivative of the value in the log noise."""
+        return float(self._found.gradient()[0])
+
+    def gradients(self) -> list[Tensor]:
+        """In the parameters of the dynamics, and in the log scales of each term."""
+        half, alpha = self._found.half_inverse, self._found.alpha
+        S = half + half.T
+        slopes = [torch.from_numpy(self._prior.contract(alpha[:, None] * alpha - S))]
+        if self._sizes:
+            of_scales = self._u**2 - (self._Psi * (S @ self._Psi)).sum(0)
+            slopes += torch.from_numpy(of_scales).split(self._sizes)
+        return slopes
+
+    @property
+    def of_terms(self) -> Tensor:
+        """Mean (m,) of what the terms add."""
+        return torch.from_numpy(self._Psi @ self._u)

@@ -63,11 +63,12 @@ class Term(TensorState):
         return raw if self.centre is None else raw - constant_like(self.centre, x)
 
     def log_scales(self, theta: Tensor) -> Tensor:
-        """Log standard deviations (q,) of the coefficients; differentiable in theta (t,).
-
-        Here of one, left to the data.
-        """
+        """Log standard deviations (q,) of the coefficients; of one, left to the data."""
         return self._wide(1)
+
+    def slopes(self, theta: Tensor) -> Tensor:
+        """Derivatives (q, t) of the log scales in theta."""
+        return theta.new_zeros(len(self.log_scales(theta)), 0)
 
     def apart(self, x: Tensor, effects: Tensor) -> Tensor:
         """Loadings (n, q) of values x (n,) on draws of N(0, I), where unlike values share none."""
@@ -163,6 +164,10 @@ class Categorical(Term):
         """Log standard deviations (q,) of the coefficients."""
         return (0.5 * theta[0]).expand(self.n_levels + 1)
 
+    def slopes(self, theta: Tensor) -> Tensor:
+        """Derivatives (q, t) of the log scales in theta."""
+        return theta.new_full((self.n_levels + 1, 1), 0.5)
+
 
 @dataclass(frozen=True)
 class Smooth(Term):
@@ -202,6 +207,13 @@ class Smooth(Term):
         level = theta.sum() + 0.5 * math.log(2 * math.pi)
         waves = 0.5 * (level - 0.5 * (theta[1].exp() * self._frequencies) ** 2)
         return torch.cat([self._wide(1), waves])
+
+    def slopes(self, theta: Tensor) -> Tensor:
+        """Derivatives (q, t) of the log scales in theta."""
+        found = theta.new_full((1 + len(self._frequencies), 2), 0.5)
+        found[1:, 1] -= 0.5 * (theta[1].exp() * self._frequencies) ** 2
+        found[0] = 0.0
+        return found
 
     @property
     def _frequencies(self) -> Tensor:

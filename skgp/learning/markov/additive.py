@@ -19,6 +19,7 @@ the terms as those of components.
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,7 @@ import torch
 from torch import Tensor
 
 from skgp.data import Data
+from skgp.inference.defaults import MAX_RATIO
 from skgp.inference.markov.additive import AdditiveBound, DistinctRows, Rows
 from skgp.inference.markov.additive_bins import (
     AdditivePosterior,
@@ -38,6 +40,8 @@ from skgp.inference.markov.additive_states import AdditiveState, binned_state
 from skgp.inference.markov.columns import columns_of
 from skgp.inference.markov.regression import RegressionPosterior, RegressionSeries, centres
 from skgp.inference.markov.series import Series
+from skgp.inference.markov.short import DensePrior
+from skgp.inference.markov.short_gaussian import ShortRegression
 from skgp.inference.markov.sites import SeriesBound, SiteFit, climb, sites_mean
 from skgp.inference.markov.terms import Term, Terms
 from skgp.kernels import gram
@@ -52,7 +56,14 @@ from skgp.learning.markov.defaults import (
     PEAK_CHANCE,
     SITES_TOL,
 )
-from skgp.learning.markov.objectives import ClosedForm, Component, Knots, Processes, SitesElbo
+from skgp.learning.markov.objectives import (
+    ClosedForm,
+    Component,
+    Knots,
+    Processes,
+    SeriesEvidence,
+    SitesElbo,
+)
 from skgp.learning.markov.search import Search
 from skgp.likelihoods import Likelihood
 from skgp.linalg import NotPositiveDefiniteError
@@ -245,30 +256,63 @@ class TermComponent(Component):
         """Log scales (q,) of the coefficients."""
         return self.term.log_scales(self.theta if theta is None else theta)
 
+    def variances(self, theta: Tensor) -> Tensor:
+        """As of `Component`: none."""
+        return torch.zeros(len(self.dynamics(theta)), dtype=torch.float64)
+
     def pull(self, theta: Tensor, slope: Tensor) -> Tensor:
         """Gradient in theta (t,) of a function with gradient `slope` (q,) in the log scales."""
-        if not len(theta):
-            return theta
-        theta = theta.detach().requires_grad_()
-        with torch.enable_grad():
-            scales = self.term.log_scales(theta)
-            return torch.autograd.grad(scales @ slope.to(scales), theta)[0]
+        return slope.to(theta) @ self.term.slopes(theta)
 
 
-class RegressionEvidence(ClosedForm):
+class RegressionEvidence(SeriesEvidence):
     """Of a series with terms under Gaussian noise, exact.
 
     The dynamics are followed by the log scales of every term; without them those of the start are
     taken, as where kernels are compared.
     """
 
+    series: RegressionSeries
+
     def __init__(self, series: RegressionSeries, terms: Terms) -> None:
         self.series, self.total, self._squares = series, series.total, 0.0
-        self._start = terms.log_scales()
+        self._start, self._centre = terms.log_scales(), series.y
+
+    @cached_property
+    def _beside(self) -> np.ndarray:  # type: ignore[override]
+        Psi = self._scaled(self._start)
+        return (Psi @ Psi.T).numpy()
+
+    def _scaled(self, log_scales: Sequence[Tensor]) -> Tensor:
+        """Psi (m, q)."""
+        features: Any = self.series.features
+        return features * torch.cat(list(log_scales)).exp()
 
     def sites_at(self, dynamics: Sequence, parameters: Tensor) -> Sites:
         """Sites (n,), (n,) of the rows."""
         return self.series.gaussian_sites(math.exp(float(parameters[0])))
+
+    def assess(
+        self, dynamics: Processes, noise: float, *, rough: bool = False
+    ) -> tuple[float, float, Any]:
+        """As of `ClosedForm`, dense where the series is short."""
+        short = self._short_at(dynamics, noise)
+        if short is None:
+            return super().assess(dynamics, noise, rough=rough)
+        return short.value, short.noise_slope, short
+
+    def _short_at(self, dynamics: Sequence, noise: float) -> ShortRegression | None:
+        process, *scales = dynamics
+        lags = self.series.lags_of(process)
+        if lags is None:
+            return None
+        Psi = self._scaled(scales or self._start).numpy()
+        sizes = [len(each) for each in scales]
+        try:
+            found = ShortRegression(DensePrior(process, lags), Psi, self._rows.at(noise), sizes)
+        except NotPositiveDefiniteError:
+            return None
+        return found if found.ratio <= MAX_RATIO else None
 
     def _condition(
         self, dynamics: Sequence, noise: float, rough: bool = False

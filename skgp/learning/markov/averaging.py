@@ -90,7 +90,8 @@ class SeriesPosterior(Density):
         prior_sd: np.ndarray,  # (p,)
     ) -> None:
         self._climb = Climb(components, objective, likelihood)
-        self.short = SeriesLoss.of(components[0], objective) if len(components) == 1 else None
+        moves = any(len(each.theta) for each in components[1:])
+        self.short = None if moves else SeriesLoss.of(components[0], objective)
         start = self._climb.start()
         self.bounds = torch.stack(self._climb.bounds(start), 1).numpy()
         self._medians, self._sd, self._scale = medians, prior_sd, -objective.total

@@ -34,7 +34,7 @@ STIFF_CYCLES = 3.0, 12.0
 MAX_WITHIN = 7
 #: Chance that noise shows a period, or that it shows another harmonic of one found; part of the
 #: variance that a period must explain. The first is small for what fitting the background adds: of
-#: 300 series of 60 times without a season (walks, Matern 3/2, first-order autoregressions) 2 are
+#: 300 series of 60 times without a season (walks, Matern 3/2, first-order autoregressions) 3 are
 #: fitted with one, and 7 with 1e-3.
 PEAK_CHANCE, PART_CHANCE, LEAST_EXPLAINED = 1e-4, 1e-3, 0.02
 #: Frequencies of a spectrum to a resolution, 1 / span.
@@ -99,7 +99,8 @@ N_STRETCHES = 10
 #: Iterations of a competitor, which ends with gains of so many nats in all, or of few rows with so
 #: much an observation; and the tolerance where it starts.
 CHOICE_ITER, CHOICE_NATS, CHOICE_TOL, START_TOL = 25, 0.05, 1e-5, 1e-3
-#: What is added to Fisher's information of a short series, a standard deviation of 3 in logarithms;
+#: What is added to Fisher's information of a short series, a standard deviation of 3 in logarithms
+#: (and, half-normal, that of log rates of counts);
 #: times the last gains that a search may hope for (60 to 300 times: ends within .1 nats). With the
 #: same ridge predictions are averaged over points about its end. 27 kinds of generated series of 60
 #: to 400 times (walks, slopes that change, growth, seasons, cycles, noise that grows), 3 each, up

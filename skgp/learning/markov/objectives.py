@@ -28,7 +28,7 @@ from torch import Tensor
 from skgp.inference.markov.inducing import find_sites
 from skgp.inference.markov.series import Series
 from skgp.inference.markov.short import DensePosterior, DensePrior
-from skgp.inference.markov.short_gaussian import ShortCovariance, ShortSeries
+from skgp.inference.markov.short_gaussian import ShortCovariance, ShortRows, ShortSeries
 from skgp.inference.markov.sites import SiteFit, likelihood_gradient, prior_mean
 from skgp.inference.markov.smoother import SitesEvidence, evidence
 from skgp.kernels.hyperparameters import with_theta
@@ -163,6 +163,15 @@ class Component:
         factor /= max(1.0, other.variance / self.variance) ** 0.5
         return self.at(self.scaled(factor[None])[0])
 
+    def variances(self, theta: Tensor) -> Tensor:
+        """Of the parts that return to a mean, in place of their log variances, (q,); the rest 0."""
+        parameters = self.parameters(theta)
+        found = torch.zeros_like(parameters)
+        for i, part in enumerate(self.form.primitives):
+            if part and all(each.is_stationary for each in part):
+                found[i] = parameters[i].exp()
+        return found
+
     @property
     def variance(self) -> float:
         """Prior variance."""
@@ -219,30 +228,43 @@ class ClosedForm:
         raise NotImplementedError
 
 
-class GaussianEvidence(ClosedForm):
-    """Of a series, exact."""
+class SeriesEvidence(ClosedForm):
+    """Of one series."""
+
+    series: Series
+    _centre: Tensor  # (m,) means of what was observed at each time
+    _beside: np.ndarray | None = None  # (m, m) covariance of what is beside the process, and stays
+
+    @cached_property
+    def _rows(self) -> ShortRows:
+        arrays = self._centre.numpy(), self.series.counts.numpy()
+        return ShortRows(*arrays, self.total, self._squares)
+
+    @cached_property
+    def _made(self) -> dict[StateSpace, ShortSeries | None]:
+        return {}
+
+    def short(self, component: Component) -> ShortSeries | None:
+        """As of `ClosedForm`; made once for a form, whose values of what is fixed it holds."""
+        if component.form not in self._made:
+            process, made = component.dynamics(), None
+            lags = self.series.lags_of(process)
+            shapes = (p.has_shape for _, block in process.blocks for p in block.primitives)
+            if lags is not None and not any(shapes):
+                made = ShortSeries(ShortCovariance(process, lags), self._rows, self._beside)
+            self._made[component.form] = made
+        return self._made[component.form]
+
+
+class GaussianEvidence(SeriesEvidence):
+    """Without terms, exact."""
 
     def __init__(self, series: Series) -> None:
         self.series, self.total = series, series.total
-        self._short: dict[StateSpace, ShortSeries | None] = {}
         self._centre = series.totals / series.counts
         # Within equal times; with the sites centred, little noise makes no large terms that cancel.
         deviation = series.y - series.at_rows(self._centre)
         self._squares = float(series.sums(deviation**2).sum())
-
-    def short(self, component: Component) -> ShortSeries | None:
-        """As of `ClosedForm`; made once for a form, whose values of what is fixed it holds."""
-        if component.form not in self._short:
-            process = component.dynamics()
-            lags = self.series.lags_of(process)
-            shapes = (p.has_shape for _, block in process.blocks for p in block.primitives)
-            made = None
-            if lags is not None and not any(shapes):
-                _, counts, centre = self._arrays
-                covariance = ShortCovariance(process, lags)
-                made = ShortSeries(covariance, centre, counts, self.total, self._squares)
-            self._short[component.form] = made
-        return self._short[component.form]
 
     def _condition(self, dynamics: Processes, noise: float, rough: bool = False) -> SitesEvidence:
         process, *_ = dynamics

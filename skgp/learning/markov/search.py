@@ -2,14 +2,20 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import accumulate, pairwise
 from typing import Any, cast
 
 import torch
 from torch import Tensor
 
-from skgp.learning.markov.defaults import INNER, LEAST_GAP, NOISE_LOG_SD, PRIOR_LOG_SD
+from skgp.learning.markov.defaults import (
+    FISHER_RIDGE,
+    INNER,
+    LEAST_GAP,
+    NOISE_LOG_SD,
+    PRIOR_LOG_SD,
+)
 from skgp.learning.markov.objectives import Component, Evaluation, SeriesObjective
 from skgp.likelihoods import Likelihood
 from skgp.linalg.runtime import Callback
@@ -80,6 +86,10 @@ class Climb:
 
     amplitudes are exponential with mean square :math:`s_0^2`, so that the components' variances sum
     to that of the data if the :math:`s_0^2` do; the rest is log-normal.
+
+    Where f is the log rate of counts, of which its mean leaves the mean as it is, more of them are
+    zero the wider it is: rare ones are likeliest without bounds. There its standard deviation is
+    half-normal.
 
     Without `knots` (M,), the inducing locations, there is a state at every time. Those that are
     learned move by the first of them and the logarithms of the gaps, which keeps their order. A
@@ -230,9 +240,18 @@ class Climb:
 
     def evaluate(self, thetas: list[Tensor], place: Tensor) -> Evaluation:
         """Evidence, and what its gradients are made of."""
-        pairs = zip(self.components, thetas, strict=True)
+        pairs = list(zip(self.components, thetas, strict=True))
         dynamics = [each.dynamics(theta) for each, theta in pairs]
-        return self.objective(dynamics, self.parameters(place), self.knots(place), tol=self.tol)
+        found = self.objective(dynamics, self.parameters(place), self.knots(place), tol=self.tol)
+        if not self.likelihood.has_log_link:
+            return found
+        losses = [0.5 * FISHER_RIDGE * each.variances(theta) for each, theta in pairs]
+
+        def gradients() -> list[Tensor]:
+            return [g - loss.to(g) for g, loss in zip(found.gradients(), losses, strict=True)]
+
+        value = found.value - float(torch.cat(losses).sum())
+        return replace(found, value=value, gradients=gradients)
 
     def loss(self, place: Tensor) -> tuple[float, Tensor]:
         """Negative evidence an observation, and its gradient."""

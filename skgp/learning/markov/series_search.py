@@ -113,15 +113,20 @@ class SeriesSearch:
         if self.knots is None and options["max_iter"] and self._is_scored(component):
             ends = {"tol": 1e-7, **self.ends, "max_iter": self.max_iter}
             found = settle(component, self.objective, likelihood, start, **ends)
+            if found is not None:
+                found.components += self._others
         if found is None:
             found = maximise([component, *self._others], self.objective, likelihood, **options)
         self._others = found.components[1:]
         return found
 
     def _is_scored(self, component: Component) -> bool:
-        """Whether scoring ends where L-BFGS does: from near there, or with one process alone."""
+        """Whether scoring ends where L-BFGS does: from near there, or with one process alone.
+
+        Terms that move are not scored.
+        """
         alone = self.problem.terms is None and len(component.theta) <= FAR_SCORED
-        return self.near or alone
+        return (self.near or alone) and not any(len(each.theta) for each in self._others)
 
     def at_working(self, kernel: Any, start: Tensor) -> Search:
         """A kernel that working observations chose, as they leave it.

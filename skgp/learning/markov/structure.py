@@ -24,7 +24,8 @@ The strongest peak of the periodogram, its harmonics counted, is fitted with tho
 stand out as well and taken away, and the rest is looked at again (`propose_seasons`). A period that
 might as well be a whole multiple of one found before, or of the step, is one. Where no multiple of
 the first stands out, the waves of each, as of a week of few days and weekends, are looked at
-together.
+together. A season that begins late may be hidden over all times: where a wave shows, but not enough
+to be one, the later half is looked at.
 
 References
 ----------
@@ -32,7 +33,7 @@ References
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -154,7 +155,7 @@ def _with_seasons(
     seasons, drifts = list[Any](), [0.5]
     if len(series.times) <= MAX_TIMES:
         drifts.append(2.5)
-    for season in propose_seasons(series, backgrounds):
+    for season in _of_all_or_later(series, backgrounds):
         better = seasons
         for nu in drifts:
             parts = [*seasons, make.season(season.period, season.variances, nu)]
@@ -163,6 +164,16 @@ def _with_seasons(
                 trending, better = found, summands(found.kernel)[len(trend) :]
         backgrounds.known, seasons = _without(found, len(parts)), better
     return trending, seasons
+
+
+def _of_all_or_later(series: Series, backgrounds: "Backgrounds") -> Iterator["Season"]:
+    """Seasons of all times, or of the later half where these only hint at one."""
+    is_hinted = yield from propose_seasons(series, backgrounds)
+    if is_hinted:
+        middle = series.times[len(series.times) // 2]
+        later = series.rows((series.at_rows(series.times) >= middle).nonzero()[:, 0])
+        its_own = Backgrounds(None, len(later.times), backgrounds.likelihood)
+        yield from propose_seasons(later, its_own)
 
 
 def _stationary(
@@ -248,11 +259,13 @@ def _among_most(series: Series) -> Series:
 
 def parts_of(series: Series) -> SeriesParts:
     """Kernels in the units of a series."""
-    times, values = to_arrays(series.times, series.totals / series.counts)
+    times, totals, counts = to_arrays(series.times, series.totals, series.counts)
     if "gap" not in series.known:
         gaps = np.sort(np.diff(np.unique(times)))  # covariates keep rows of equal times apart
         series.known["gap"] = float(gaps[(len(gaps) - 1) // 2]) if len(gaps) else 0.0
-    start, span, variance = float(times[0]), float(times[-1] - times[0]), float(values.var()) or 1.0
+    start, span, values = float(times[0]), float(times[-1] - times[0]), totals / counts
+    middle = np.average(values, weights=counts)
+    variance = float(np.average((values - middle) ** 2, weights=counts)) or 1.0
     # A unit in which the diffusion of a trend, per cube of time, is no number has none.
     return SeriesParts(start, span if span > LEAST_SPAN else 0.0, series.known["gap"], variance)
 
@@ -267,15 +280,16 @@ class Season:
 
 def propose_seasons(
     series: Series, backgrounds: Callable[[Series], list[Background]]
-) -> Iterator[Season]:
+) -> Generator[Season, None, bool]:
     """Periods that stand out, the strongest first; none of short series.
 
-    `backgrounds` are what may be no season of a series.
+    `backgrounds` are what may be no season of a series. Returns whether, where none stands out, one
+    would as a harmonic.
     """
     times = series.times.cpu().numpy()
     y = (series.totals / series.counts).cpu().numpy()
     if len(times) < defaults.SEASON_LEAST_ROWS or not y.std():
-        return
+        return False
     t = times - times[0]
 
     def behind(x: np.ndarray, rest: np.ndarray) -> tuple[Series, list[Background]]:
@@ -293,32 +307,34 @@ def propose_seasons(
     floor = defaults.LEAST_EXPLAINED * rest.var()
     for _ in range(defaults.MAX_SEASONS):
         known = [season.period for season in found]
-        shown = _strongest(t, rest, known, step, behind)
+        shown, most_nats = _strongest(t, rest, known, step, behind)
         if len(known) == 1 and not (shown and _is_multiple(1 / shown[0], known[0], t[-1])):
             shown = _longer(t, rest, known[0], step, behind) or shown
         if shown is None:
-            return
+            return not found and most_nats > -math.log(defaults.PART_CHANCE)
         frequency, orders = shown
         most = int(n_harmonics(np.array([frequency]), known)[0])
         most = min(most, n_below_nyquist(frequency, step))
         orders = _with_hidden(t, rest, frequency, orders, most, behind)
         rest, variances = without_waves(t, rest, frequency, orders)
         if sum(variances) < floor:
-            return
+            break
         found.append(Season(1 / frequency, dict(zip(orders, variances, strict=True))))
         yield found[-1]
+    return False
 
 
 def _strongest(
     t: np.ndarray, rest: np.ndarray, known: list[float], step: float, behind: Behind
-) -> tuple[float, list[int]] | None:
-    """Frequency and orders of the season that stands out most; None where none does."""
+) -> tuple[tuple[float, list[int]] | None, float]:
+    """Frequency and orders of the season that stands out most, None where none does; its nats."""
     frequencies, gain = periodogram(t, rest, step, behind)
     if len(gain) < 2:
-        return None
+        return None, -math.inf
     score = with_harmonics(frequencies, gain, known)
-    if score.max() < threshold(len(gain)):
-        return None
+    most = float(score.max())
+    if most < threshold(len(gain)):
+        return None, most
     peak = frequencies[score.argmax()]
     # The strongest may be a harmonic itself, of what two tests may show.
     least, whole = -math.log(defaults.PART_CHANCE), [peak / m for m in (3, 2)]
@@ -329,7 +345,7 @@ def _strongest(
         if stands_out(frequencies, gain, j * frequency, t[-1], least):
             orders.append(j)
     frequency = refined(t, rest, frequency, orders)
-    return snapped(t, rest, frequency, known, step, behind), orders
+    return (snapped(t, rest, frequency, known, step, behind), orders), most
 
 
 def _is_multiple(period: float, of: float, span: float) -> bool:

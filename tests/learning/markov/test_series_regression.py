@@ -9,7 +9,8 @@ from skgp.inference.markov.regression import make_regression_series
 from skgp.inference.markov.series import make_series
 from skgp.inference.markov.terms import Categorical, Linear, Polynomial, Smooth, Terms
 from skgp.learning.markov.additive import RegressionElbo, RegressionEvidence, TermComponent
-from skgp.learning.markov.objectives import Component, VariationalEvidence
+from skgp.learning.markov.objectives import ClosedForm, Component, VariationalEvidence
+from skgp.learning.markov.scoring import SeriesLoss
 from skgp.likelihoods import Gaussian, Poisson
 from tests.reference.state_space import by_finite_differences
 
@@ -114,6 +115,19 @@ def test_sites_of_gaussian_noise_give_the_exact_evidence():
     )
 
 
+@pytest.mark.parametrize("noise", [0.2, 1e-3])
+def test_dense_evidence_is_that_of_the_eliminated_coefficients(noise):
+    numbers, _, terms, components = problem()
+    dynamics = [each.dynamics() for each in components]
+    whole = RegressionEvidence(numbers, terms)
+    dense, other = whole.assess(dynamics, noise), ClosedForm.assess(whole, dynamics, noise)
+    assert type(dense[2]) is not type(other[2])
+    assert dense[:2] == pytest.approx(other[:2], rel=1e-8)
+    pairs = zip(dense[2].gradients(), other[2].gradients(), strict=True)
+    for one, expected in [*pairs, (dense[2].of_terms, other[2].of_terms)]:
+        torch.testing.assert_close(one, expected, rtol=1e-6, atol=1e-6)
+
+
 def test_terms_left_out_of_the_dynamics_stand_at_their_start():
     numbers, _, terms, components = problem()
     objective, parameters = RegressionEvidence(numbers, terms), torch.zeros(1).double()
@@ -121,3 +135,17 @@ def test_terms_left_out_of_the_dynamics_stand_at_their_start():
     whole, alone = objective(dynamics, parameters), objective(dynamics[:1], parameters)
     assert whole.value == alone.value
     assert len(alone.gradients()) == 1
+
+
+def test_a_short_search_sees_the_evidence_with_terms():
+    numbers, _, terms, (component, *_) = problem()
+    objective = RegressionEvidence(numbers, terms)
+    loss = SeriesLoss.of(component, objective)
+    at, _ = loss.start(Gaussian(0.2), None)
+    value, gradient, short = loss(at)
+    assert short is not None
+    exact = objective([component.dynamics()], torch.from_numpy(at[-1:]))
+    assert -value == pytest.approx(exact.value, rel=1e-10)
+    slope = component.pull(component.theta, exact.gradients()[0])
+    expected = torch.cat([slope, exact.likelihood_gradient]).numpy()
+    np.testing.assert_allclose(-gradient, expected, rtol=1e-7)

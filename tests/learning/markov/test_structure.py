@@ -266,6 +266,15 @@ def test_a_season_that_grows_is_forecast_to_grow(noise, most):
     assert np.sqrt(np.mean((model.predict(t[128:, None]) - f[128:]) ** 2)) < most
 
 
+@pytest.mark.parametrize("begins", [20, 30])
+def test_a_season_that_begins_late_is_forecast(begins):
+    """A trend that begins where it does hides it over all times."""
+    t, rng = np.arange(72.0)[:, None], np.random.default_rng(2)
+    y = np.where(t > begins, np.sin(2 * np.pi * t / 8), 0.0)[:, 0] + 0.3 * rng.standard_normal(72)
+    fit = StateSpaceGPRegressor().fit(t[:60], y[:60])
+    assert np.sqrt(np.mean((fit.predict(t[60:]) - y[60:]) ** 2)) < 0.5
+
+
 def test_what_remains_beside_a_season_may_be_rougher_than_the_series():
     """The smooth kernel that was chosen without the wave has less evidence than the true one."""
     rng, t, f = np.random.default_rng(1), np.arange(200.0), np.zeros(200)
