@@ -13,7 +13,9 @@ others near them, decides about
 3. *amplitude and length scales*: the least loss on a grid of steps, beside a wide prior. No place
    there is simpler than another, and none has to be better by a standard error: held to that, the
    kernel of the subset stays, which is too smooth;
-4. *moderation and coupling*, where fewer labels of many classes could be left out of each other in
+4. *neighbours*: few, unless more predict better, as of smooth kernels of many columns. The search
+   takes few: a trial of three times as many takes up to ten times as long;
+5. *moderation and coupling*, where fewer labels of many classes could be left out of each other in
    turn. These are farther apart than new observations are from all: by them 5000 and 20000 images
    of ten digits had a log-loss of .134 and .092 on others, beside .125 and .086.
 
@@ -61,6 +63,7 @@ class LabelFit:
 
     found: HyperparameterFit
     n_inducing: int  # of the fit to all; fewer were tried
+    n_neighbors: int
     latent: Tensor | None = None  # (n, c), f near the mode, if held-out labels were predicted
     calibration: tuple[float, float] | None = None  # moderation and coupling, by held-out labels
 
@@ -92,13 +95,14 @@ def fit_labels(
         kernels, data, offset=offset, likelihood=likelihood, settings=dense, **shared
     )
     n_inducing = inducing_by_default(settings, *data.y.shape)
+    n_neighbors = settings.n_neighbors
     if recorder.stopped or alone:
-        return LabelFit(found, n_inducing)
+        return LabelFit(found, n_inducing, n_neighbors)
     recorder.history, held_out = list(found.history), dict[str, Any]()
     n_few = min(n_inducing, settings.most_inducing)
     few = replace(settings, n_inducing=n_few)
     kernels_found = [_by_evidence(found.kernel, data, few, model, recorder)]
-    if settings.n_neighbors and not recorder.stopped and max(sizes_of(found.kernel), default=0) > 1:
+    if n_neighbors and not recorder.stopped and max(sizes_of(found.kernel), default=0) > 1:
         shared |= {"n_neighbors": COMPARED_NEIGHBORS, "information": likelihood.information}
         other = search_label_kernel(found, kernels, data, **shared)
         kernels_found += [] if other is found else [other.kernel]
@@ -107,9 +111,10 @@ def fit_labels(
         held = _HeldOut(data, settings, model, recorder)
         best = held.best(kernels_found, sizes)
         kernels_found[0], n_inducing = best.kernel, n_inducing if best.n_inducing else 0
+        n_neighbors = best.n_neighbors
         held_out = {"latent": held.latent(best), "calibration": held.calibration(best)}
     found = replace(found, kernel=kernels_found[0], history=recorder.history)
-    return LabelFit(found, n_inducing, **held_out)
+    return LabelFit(found, n_inducing, n_neighbors, **held_out)
 
 
 def _by_evidence(
@@ -147,6 +152,10 @@ class _Trial:
     def n_inducing(self) -> int:
         return len(self.problem.Z)
 
+    @property
+    def n_neighbors(self) -> int:
+        return self.problem.group.shape[1] - 1
+
 
 class _HeldOut:
     """Labels held out, and what predicts them from others near them."""
@@ -173,7 +182,11 @@ class _HeldOut:
         for kernel in kernels[1:]:
             others = [self._problem(kernel, m) for m in sizes if m <= found.n_inducing]
             found = self._chosen([found, *map(self._trial, others)])
-        return self._rescaled(found)
+        found, most = self._rescaled(found), self.settings.most_neighbors
+        if most is None or self.recorder.stopped:
+            return found
+        wide = self._problem(found.kernel, found.n_inducing, most)
+        return self._chosen([found, self._trial(wide)])
 
     def _rescaled(self, start: _Trial) -> _Trial:
         """That of the amplitude and common factor of the length scales of the least loss."""
@@ -210,21 +223,22 @@ class _HeldOut:
         losses, weight = [trial.losses for trial in trials], self.rows.weight
         return trials[choose(losses, weight=weight, least_share=defaults.LABEL_SHARE)]
 
-    def _problem(self, kernel, n_inducing: int) -> LatentEvidence:
+    def _problem(self, kernel, n_inducing: int, n_neighbors: int | None = None) -> LatentEvidence:
         """That of the other observations, or of those of many that are near held-out ones."""
+        H = self.settings.n_neighbors if n_neighbors is None else n_neighbors
         rest, (likelihood, offset, generator) = self.rest, self.model
         if len(rest) > defaults.VECCHIA_TRIAL_ROWS:
             near = NeighborSearch(kernel, rest.X).query(self.rows.X, defaults.VECCHIA_NEAR_LABELS)
             rest = rest.take(near.unique())
         Z = choose_inducing(kernel, rest.X, n_inducing, generator)
-        index = neighbors_of(kernel, rest.X, self.settings.n_neighbors, Z)
+        index = neighbors_of(kernel, rest.X, H, Z)
         return LatentEvidence(kernel, rest, index, Z, likelihood, offset, generator)
 
     @torch.no_grad()
     def _trial(self, problem: LatentEvidence, kernel: Any = None) -> _Trial:
         """At the kernel of the problem by default."""
         kernel = problem.kernel if kernel is None else kernel
-        likelihood, rows, H = self.model[0], self.rows, self.settings.n_neighbors
+        likelihood, rows, H = self.model[0], self.rows, problem.group.shape[1] - 1
         with warnings.catch_warnings():  # a search may pass through hyper-parameters of no use
             warnings.simplefilter("ignore", NumericalWarning)
             mode = problem.mode(problem.conditionals(kernel.theta), tol=defaults.VECCHIA_TRIAL_TOL)
