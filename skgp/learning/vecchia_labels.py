@@ -14,7 +14,7 @@ others near them, decides about
    there is simpler than another, and none has to be better by a standard error: held to that, the
    kernel of the subset stays, which is too smooth;
 4. *neighbours*: few, unless more predict better, as of smooth kernels of many columns. The search
-   takes few: a trial of three times as many takes up to ten times as long;
+   takes few: a trial of three times as many takes three times as long;
 5. *moderation and coupling*, where fewer labels of many classes could be left out of each other in
    turn. These are farther apart than new observations are from all: by them 5000 and 20000 images
    of ten digits had a log-loss of .134 and .092 on others, beside .125 and .086.
@@ -111,7 +111,7 @@ def fit_labels(
         held = _HeldOut(data, settings, model, recorder)
         best = held.best(kernels_found, sizes)
         kernels_found[0], n_inducing = best.kernel, n_inducing if best.n_inducing else 0
-        n_neighbors = best.n_neighbors
+        n_neighbors = held.neighbors(best)
         held_out = {"latent": held.latent(best), "calibration": held.calibration(best)}
     found = replace(found, kernel=kernels_found[0], history=recorder.history)
     return LabelFit(found, n_inducing, n_neighbors, **held_out)
@@ -152,10 +152,6 @@ class _Trial:
     def n_inducing(self) -> int:
         return len(self.problem.Z)
 
-    @property
-    def n_neighbors(self) -> int:
-        return self.problem.group.shape[1] - 1
-
 
 class _HeldOut:
     """Labels held out, and what predicts them from others near them."""
@@ -182,11 +178,20 @@ class _HeldOut:
         for kernel in kernels[1:]:
             others = [self._problem(kernel, m) for m in sizes if m <= found.n_inducing]
             found = self._chosen([found, *map(self._trial, others)])
-        found, most = self._rescaled(found), self.settings.most_neighbors
+        return self._rescaled(found)
+
+    def neighbors(self, found: _Trial) -> int:
+        """As many as were asked for or most, by others at random: near ones have few neighbours."""
+        few, most = self.settings.n_neighbors, self.settings.most_neighbors
         if most is None or self.recorder.stopped:
-            return found
-        wide = self._problem(found.kernel, found.n_inducing, most)
-        return self._chosen([found, self._trial(wide)])
+            return few
+        rest, m = self.rest, found.n_inducing
+        if len(rest) > defaults.VECCHIA_TRIAL_ROWS:
+            order = torch.randperm(len(rest), generator=self.model[2]).to(rest.X.device)
+            rest = rest.take(order[: defaults.VECCHIA_TRIAL_ROWS].sort().values)
+            found = self._trial(self._among(rest, found.kernel, m, few))
+        wide = self._trial(self._among(rest, found.kernel, m, most))
+        return few if self._chosen([found, wide]) is found else most
 
     def _rescaled(self, start: _Trial) -> _Trial:
         """That of the amplitude and common factor of the length scales of the least loss."""
@@ -223,15 +228,18 @@ class _HeldOut:
         losses, weight = [trial.losses for trial in trials], self.rows.weight
         return trials[choose(losses, weight=weight, least_share=defaults.LABEL_SHARE)]
 
-    def _problem(self, kernel, n_inducing: int, n_neighbors: int | None = None) -> LatentEvidence:
+    def _problem(self, kernel, n_inducing: int) -> LatentEvidence:
         """That of the other observations, or of those of many that are near held-out ones."""
-        H = self.settings.n_neighbors if n_neighbors is None else n_neighbors
-        rest, (likelihood, offset, generator) = self.rest, self.model
+        rest = self.rest
         if len(rest) > defaults.VECCHIA_TRIAL_ROWS:
             near = NeighborSearch(kernel, rest.X).query(self.rows.X, defaults.VECCHIA_NEAR_LABELS)
             rest = rest.take(near.unique())
+        return self._among(rest, kernel, n_inducing, self.settings.n_neighbors)
+
+    def _among(self, rest: Data, kernel, n_inducing: int, n_neighbors: int) -> LatentEvidence:
+        likelihood, offset, generator = self.model
         Z = choose_inducing(kernel, rest.X, n_inducing, generator)
-        index = neighbors_of(kernel, rest.X, H, Z)
+        index = neighbors_of(kernel, rest.X, n_neighbors, Z)
         return LatentEvidence(kernel, rest, index, Z, likelihood, offset, generator)
 
     @torch.no_grad()
