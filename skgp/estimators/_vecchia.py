@@ -68,7 +68,7 @@ class VecchiaMixin(WarpedInputs):
     #: Whether observations decide on inducing points by default.
     _chooses_inducing = False
 
-    n_neighbors: int | None
+    n_neighbors: int
     n_inducing: int | None
     ordering: str
     max_iter: int
@@ -77,7 +77,7 @@ class VecchiaMixin(WarpedInputs):
 
     def _check_parameters(self, *, stream: bool = False) -> None:
         super()._check_parameters(stream=stream)
-        if self.n_neighbors == 0 == self.n_inducing:
+        if not self.n_neighbors and self.n_inducing == 0:
             raise ValueError(
                 "n_neighbors=0 needs inducing points, without which all rows would be independent; "
                 "got n_inducing=0. Give n_neighbors or n_inducing at least 1."
@@ -90,8 +90,7 @@ class VecchiaMixin(WarpedInputs):
         self.ordering_ = self.ordering
         if self.ordering == "auto":
             self.ordering_ = "maximin" if few else "random"
-        H = defaults.VECCHIA_NEIGHBORS if self.n_neighbors is None else self.n_neighbors
-        self.n_neighbors_ = min(H, n - 1)
+        self.n_neighbors_ = min(self.n_neighbors, n - 1)
         n_inducing = self.n_inducing
         if n_inducing is not None:
             if n_inducing > n:

@@ -12,7 +12,7 @@ from skgp.estimators._fitting import FitSession
 from skgp.estimators._parameters import Interval, StrOptions, keep_parameters
 from skgp.estimators._reduction import ProjectedClassifierMixin
 from skgp.estimators._vecchia import VecchiaMixin
-from skgp.estimators.defaults import VECCHIA_LABELS, VECCHIA_MOST_NEIGHBORS
+from skgp.estimators.defaults import VECCHIA_LABELS, VECCHIA_NEIGHBORS
 from skgp.inference.vecchia.laplace import LatentPosterior
 from skgp.models.vecchia import fit_vecchia_classifier
 
@@ -42,9 +42,8 @@ class VecchiaGPClassifier(ProjectedClassifierMixin, VecchiaMixin, BaseGPClassifi
         labels left out then correct amplitude and length scales. Beyond, for a kernel given too,
         held-out labels decide between this kernel and, of several length scales, one that all
         labels, as numbers, prefer, and correct its scales.
-    n_neighbors : int or None, default=None
+    n_neighbors : int, default=20
         H, of the earlier observations that each is conditioned on; all there are if that is fewer.
-        None is 20, or beyond 2500 observations 60, if labels held out are predicted better then.
         Predictions use twice as many of all observations, at least one, which fade with their
         distance.
     n_inducing : int or None, default=None
@@ -125,7 +124,6 @@ class VecchiaGPClassifier(ProjectedClassifierMixin, VecchiaMixin, BaseGPClassifi
     """
 
     _parameter_constraints = {
-        "n_neighbors": [Interval(Integral, 0, None, closed="left"), None],
         "likelihood": [StrOptions({"logit", "probit"})],
         "max_iter": [Interval(Integral, 0, None, closed="left")],
     }
@@ -139,7 +137,7 @@ class VecchiaGPClassifier(ProjectedClassifierMixin, VecchiaMixin, BaseGPClassifi
         self,
         kernel=None,
         *,
-        n_neighbors=None,
+        n_neighbors=VECCHIA_NEIGHBORS,
         n_inducing=None,
         ordering="auto",
         likelihood="logit",
@@ -166,8 +164,7 @@ class VecchiaGPClassifier(ProjectedClassifierMixin, VecchiaMixin, BaseGPClassifi
         kernels = self._kernels(data)
         self._set_link(data)
         data = self._distinct(data, backend)
-        most = VECCHIA_MOST_NEIGHBORS if self.n_neighbors is None else None
-        settings = replace(self._settings(data), most_neighbors=most, **self._search_options(data))
+        settings = replace(self._settings(data), **self._search_options(data))
         with session.stage("hyperparameters") as callback:
             fit = fit_vecchia_classifier(
                 kernels,
@@ -179,7 +176,6 @@ class VecchiaGPClassifier(ProjectedClassifierMixin, VecchiaMixin, BaseGPClassifi
                 **self._told(backend),
             )
         self._keep(fit)
-        self.n_neighbors_ = fit.n_neighbors
         self.history_["solve"] = fit.solve
         self.kernel_, self.moderation_, self.coupling_ = fit.kernel, fit.moderation, fit.coupling
         self._warn_at_bounds()

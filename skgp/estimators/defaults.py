@@ -237,7 +237,6 @@ MANY_PLACES = 10_000
 
 #: H, and of it the neighbours of a prediction, whose outer half fades.
 VECCHIA_NEIGHBORS, VECCHIA_PREDICTIVE = 20, 2
-VECCHIA_MOST_NEIGHBORS = 60
 #: Rows that stand for all in a search.
 VECCHIA_ROWS = 10_000
 #: Labels from which hyper-parameters are learned.

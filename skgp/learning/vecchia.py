@@ -57,7 +57,6 @@ class VecchiaSettings:
     tol: float = 1e-6  # relative fall of the loss in an iteration below which a stage ends
     rescales: bool = False  # of few labels: whether those left out correct a search's scales
     scale_std: float = math.inf  # of labels: as of `ClassificationSettings`
-    most_neighbors: int | None = None  # of labels: H, if these are predicted better
 
 
 class VecchiaEvidence:

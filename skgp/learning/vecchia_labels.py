@@ -13,9 +13,7 @@ others near them, decides about
 3. *amplitude and length scales*: the least loss on a grid of steps, beside a wide prior. No place
    there is simpler than another, and none has to be better by a standard error: held to that, the
    kernel of the subset stays, which is too smooth;
-4. *neighbours*: few, unless more predict better, as of smooth kernels of many columns. The search
-   takes few: a trial of three times as many takes three times as long;
-5. *moderation and coupling*, where fewer labels of many classes could be left out of each other in
+4. *moderation and coupling*, where fewer labels of many classes could be left out of each other in
    turn. These are farther apart than new observations are from all: by them 5000 and 20000 images
    of ten digits had a log-loss of .134 and .092 on others, beside .125 and .086.
 
@@ -63,7 +61,6 @@ class LabelFit:
 
     found: HyperparameterFit
     n_inducing: int  # of the fit to all; fewer were tried
-    n_neighbors: int
     latent: Tensor | None = None  # (n, c), f near the mode, if held-out labels were predicted
     calibration: tuple[float, float] | None = None  # moderation and coupling, by held-out labels
 
@@ -95,14 +92,13 @@ def fit_labels(
         kernels, data, offset=offset, likelihood=likelihood, settings=dense, **shared
     )
     n_inducing = inducing_by_default(settings, *data.y.shape)
-    n_neighbors = settings.n_neighbors
     if recorder.stopped or alone:
-        return LabelFit(found, n_inducing, n_neighbors)
+        return LabelFit(found, n_inducing)
     recorder.history, held_out = list(found.history), dict[str, Any]()
     n_few = min(n_inducing, settings.most_inducing)
     few = replace(settings, n_inducing=n_few)
     kernels_found = [_by_evidence(found.kernel, data, few, model, recorder)]
-    if n_neighbors and not recorder.stopped and max(sizes_of(found.kernel), default=0) > 1:
+    if settings.n_neighbors and not recorder.stopped and max(sizes_of(found.kernel), default=0) > 1:
         shared |= {"n_neighbors": COMPARED_NEIGHBORS, "information": likelihood.information}
         other = search_label_kernel(found, kernels, data, **shared)
         kernels_found += [] if other is found else [other.kernel]
@@ -111,10 +107,9 @@ def fit_labels(
         held = _HeldOut(data, settings, model, recorder)
         best = held.best(kernels_found, sizes)
         kernels_found[0], n_inducing = best.kernel, n_inducing if best.n_inducing else 0
-        n_neighbors = held.neighbors(best)
         held_out = {"latent": held.latent(best), "calibration": held.calibration(best)}
     found = replace(found, kernel=kernels_found[0], history=recorder.history)
-    return LabelFit(found, n_inducing, n_neighbors, **held_out)
+    return LabelFit(found, n_inducing, **held_out)
 
 
 def _by_evidence(
@@ -180,19 +175,6 @@ class _HeldOut:
             found = self._chosen([found, *map(self._trial, others)])
         return self._rescaled(found)
 
-    def neighbors(self, found: _Trial) -> int:
-        """As many as were asked for or most, by others at random: near ones have few neighbours."""
-        few, most = self.settings.n_neighbors, self.settings.most_neighbors
-        if most is None or self.recorder.stopped:
-            return few
-        rest, m = self.rest, found.n_inducing
-        if len(rest) > defaults.VECCHIA_TRIAL_ROWS:
-            order = torch.randperm(len(rest), generator=self.model[2]).to(rest.X.device)
-            rest = rest.take(order[: defaults.VECCHIA_TRIAL_ROWS].sort().values)
-            found = self._trial(self._among(rest, found.kernel, m, few))
-        wide = self._trial(self._among(rest, found.kernel, m, most))
-        return few if self._chosen([found, wide]) is found else most
-
     def _rescaled(self, start: _Trial) -> _Trial:
         """That of the amplitude and common factor of the length scales of the least loss."""
         trials = {(0, 0): start}
@@ -230,23 +212,19 @@ class _HeldOut:
 
     def _problem(self, kernel, n_inducing: int) -> LatentEvidence:
         """That of the other observations, or of those of many that are near held-out ones."""
-        rest = self.rest
+        rest, (likelihood, offset, generator) = self.rest, self.model
         if len(rest) > defaults.VECCHIA_TRIAL_ROWS:
             near = NeighborSearch(kernel, rest.X).query(self.rows.X, defaults.VECCHIA_NEAR_LABELS)
             rest = rest.take(near.unique())
-        return self._among(rest, kernel, n_inducing, self.settings.n_neighbors)
-
-    def _among(self, rest: Data, kernel, n_inducing: int, n_neighbors: int) -> LatentEvidence:
-        likelihood, offset, generator = self.model
         Z = choose_inducing(kernel, rest.X, n_inducing, generator)
-        index = neighbors_of(kernel, rest.X, n_neighbors, Z)
+        index = neighbors_of(kernel, rest.X, self.settings.n_neighbors, Z)
         return LatentEvidence(kernel, rest, index, Z, likelihood, offset, generator)
 
     @torch.no_grad()
     def _trial(self, problem: LatentEvidence, kernel: Any = None) -> _Trial:
         """At the kernel of the problem by default."""
         kernel = problem.kernel if kernel is None else kernel
-        likelihood, rows, H = self.model[0], self.rows, problem.group.shape[1] - 1
+        likelihood, rows, H = self.model[0], self.rows, self.settings.n_neighbors
         with warnings.catch_warnings():  # a search may pass through hyper-parameters of no use
             warnings.simplefilter("ignore", NumericalWarning)
             mode = problem.mode(problem.conditionals(kernel.theta), tol=defaults.VECCHIA_TRIAL_TOL)

@@ -122,7 +122,6 @@ class VecchiaFit:
     parameters: Tensor | None = None  # (p,); logarithms of the likelihood's own
     moderation: float = 1.0  # factor of the variance that probabilities average over
     coupling: float = 0.0  # of one-vs-rest probabilities; 0 of two classes
-    n_neighbors: int = 0  # of labels, which decide
     history: list[float] = field(default_factory=list)  # log-density an observation, by evaluation
     solve: list[float] = field(default_factory=list)  # minus the log joint density, by Newton step
 
@@ -173,24 +172,19 @@ def fit_vecchia_classifier(
     callback: Callback | None = None,
 ) -> VecchiaFit:
     """Fit to labels; arguments not described here as of `fit_vecchia`."""
-    m, H = inducing_by_default(settings, *data.y.shape), settings.n_neighbors
-    learned = LabelFit(HyperparameterFit(kernels[0]), m, H)
+    learned = LabelFit(HyperparameterFit(kernels[0]), inducing_by_default(settings, *data.y.shape))
     data = data.take(order_of(data.X, ordering, generator))  # step 1
     if learns:  # step 2
         learned = fit_labels(
             kernels, data, settings, likelihood, offset, generator=generator, callback=callback
         )
     kernel, model = learned.found.kernel, (likelihood, offset, generator)
-    m, chosen = learned.n_inducing, learned.n_neighbors
-    settings = replace(settings, n_inducing=m, n_neighbors=chosen)
-    if chosen != H:
-        n_predictive = n_predictive * chosen // H
+    settings = replace(settings, n_inducing=learned.n_inducing)
     fit, problem, mode = _at_mode(  # steps 3 and 4
         kernel, data, settings, model, n_predictive, start=learned.latent
     )
     found = learned.calibration or calibrated(problem, mode, kernel, generator)  # step 5
-    fit = replace(fit, moderation=found[0], coupling=found[1], n_neighbors=chosen)
-    return replace(fit, history=learned.found.history)
+    return replace(fit, moderation=found[0], coupling=found[1], history=learned.found.history)
 
 
 def fit_vecchia_numbers(

@@ -207,21 +207,6 @@ def test_search_raises_the_evidence(monkeypatch):
     assert model.history_["solve"][-1] <= model.history_["solve"][0]
 
 
-@pytest.mark.parametrize("smooth", [True, False])
-def test_labels_held_out_decide_on_neighbors(smooth, rng, monkeypatch):
-    monkeypatch.setattr("skgp.learning.search.SearchSettings.exact_rows", 200)
-    monkeypatch.setattr("skgp.estimators.defaults.VECCHIA_NEIGHBORS", 2)
-    monkeypatch.setattr("skgp.estimators._vecchia_classifier.VECCHIA_MOST_NEIGHBORS", 12)
-    X = rng.standard_normal((500, 3))
-    y = np.sin(2 * X[:, 0]) + X[:, 1] * X[:, 2] > 0 if smooth else rng.random(500) > 0.5
-    sizes = {"n_inducing": 0, "random_state": 0}
-    model = VecchiaGPClassifier(**sizes).fit(X, y)
-    assert model.n_neighbors_ == (12 if smooth else 2)
-    assert model._posterior.n_neighbors == 2 * model.n_neighbors_
-    given = VecchiaGPClassifier(n_neighbors=2, **sizes).fit(X, y)
-    assert given.n_neighbors_ == 2 and str(given.kernel_) == str(model.kernel_)
-
-
 @pytest.mark.parametrize("scale", [1e9, 1e12])
 @pytest.mark.parametrize("n_inducing", [7, 20])
 def test_variances_far_above_the_jitter_leave_a_residual(scale, n_inducing):
