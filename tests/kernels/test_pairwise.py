@@ -12,8 +12,8 @@ from sklearn.gaussian_process.kernels import (
     RationalQuadratic,
 )
 
-from skgp.kernels import ActiveDims, gram
-from skgp.kernels.pairwise import PairwiseKernel
+from skgp.kernels import ActiveDims, gram, pairwise
+from skgp.kernels.pairwise import PairwiseKernel, profile_of_few, values_of_few
 
 KERNELS = {
     "rbf": 2.0 * RBF(0.7),
@@ -64,3 +64,14 @@ def test_pairwise_rows_at_the_end_of_the_range_are_infinitely_far():
     K, pull = PairwiseKernel(kernel, X)(torch.tensor(kernel.theta)[None])
     np.testing.assert_allclose(K[0].numpy(), 2 * np.eye(3))
     assert pull(torch.ones_like(K)).isfinite().all()
+
+
+@pytest.mark.parametrize("nu", [0.5, 1.5, 2.5, np.inf])
+def test_exponentials_of_both_libraries_are_equal(nu, monkeypatch):
+    s = np.linspace(0, 30, 100)
+    found = []
+    for most in (0, 1000):  # torch's, NumPy's
+        monkeypatch.setattr(pairwise, "EXPONENTIALS", most)
+        found.append([*profile_of_few(nu, s), values_of_few(nu, s.copy())])
+    np.testing.assert_allclose(*found, rtol=1e-14)
+    np.testing.assert_allclose(found[0][0], found[0][2], rtol=1e-14)

@@ -3,14 +3,14 @@
 import pytest
 import torch
 
-from skgp.linalg import cholesky
-from skgp.linalg.cholesky import UnitLower
+from skgp.linalg import sparse_triangular
+from skgp.linalg.sparse_triangular import UnitLower
 
 
 @pytest.mark.parametrize("most", [0, 1000], ids=["by levels", "by rows"])
 @pytest.mark.parametrize("k", [1, 25])
 def test_solutions_are_those_of_the_dense_matrix(k, most, monkeypatch):
-    monkeypatch.setattr(cholesky, "LEVELLED_NUMBERS", most)
+    monkeypatch.setattr(sparse_triangular, "LEVELLED_NUMBERS", most)
     generator = torch.Generator().manual_seed(0)
     n, H = 30, 4
     order = torch.rand(n, n, generator=generator).tril(-1).argsort(dim=1, descending=True)

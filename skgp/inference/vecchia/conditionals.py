@@ -41,9 +41,10 @@ from skgp.inference.defaults import CACHED_NUMBERS, RESIDUAL_ROUNDING, SHARED_JI
 from skgp.kernels.gradients import weighted_gradient
 from skgp.kernels.gram import gram, gram_diag
 from skgp.linalg import NotPositiveDefiniteError
-from skgp.linalg.cholesky import UnitLower, cho_solve, jittered_cholesky, tri_solve
+from skgp.linalg.cholesky import cho_solve, jittered_cholesky, tri_solve
 from skgp.linalg.runtime import tile_rows
 from skgp.linalg.small_matrices import gather_rows
+from skgp.linalg.sparse_triangular import UnitLower
 
 
 @dataclass(frozen=True)
